@@ -1,0 +1,1 @@
+"""Pure functions from two captures to a result: align, measure, locate, diagnose, report."""

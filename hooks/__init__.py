@@ -1,0 +1,1 @@
+"""What runs inside the SGLang process. Nothing here may ever break serving."""

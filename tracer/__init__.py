@@ -1,0 +1,1 @@
+"""Trace files, training dumps, the capture that both become, and the command line."""

@@ -1,0 +1,48 @@
+"""How boundaries of the residual stream are written: ``B3``, never a bare "layer 3".
+
+``B(k)`` is the residual stream that enters layer k of a target with n layers, k = 0..n. ``B(0)`` is the
+embedding output (also written ``embed``), ``B(n)`` is the stream after the last layer and before the final
+norm. Projects that number layer outputs mean ``O(k) = B(k+1)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def boundary_name(k: int | None) -> str:
+    """``B3`` for 3, ``B0`` for 0, ``?`` where the boundary is not known."""
+    return "?" if k is None else f"B{k}"
+
+
+def wiring_name(wiring: Sequence[int | None]) -> str:
+    """``[B0, B3, B31]`` for ``(0, 3, 31)``."""
+    return "[" + ", ".join(boundary_name(k) for k in wiring) + "]"
+
+
+def parse_boundary(text: str) -> int:
+    """The boundary that ``B3``, ``3`` or ``embed`` names.
+
+    Raises ValueError for anything else.
+    """
+    word = text.strip()
+    if word.lower() in {"embed", "embedding"}:
+        return 0
+    digits = word[1:] if word[:1] in {"B", "b"} else word
+    if not digits.isascii() or not digits.isdigit():
+        raise ValueError(f"'{text}' is no boundary: write B0, B3, ... or embed")
+    return int(digits)
+
+
+def parse_wiring(text: str) -> tuple[int, ...]:
+    """The wiring that ``B0,B3,B31`` names. Raises ValueError as :func:`parse_boundary` does."""
+    return tuple(parse_boundary(part) for part in text.strip().strip("[]").split(","))
+
+
+def canonical_wiring(n: int) -> tuple[int, int, int]:
+    """What EAGLE-3 captures when nobody says otherwise: B{2, n//2, n-3} for n layers.
+
+    Source: SGLang's ``set_eagle3_layers_to_capture(None)`` and the EAGLE-3 trainers
+    (``O{1, n//2-1, n-4}`` in their numbering).
+    """
+    return 2, n // 2, n - 3

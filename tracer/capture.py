@@ -1,0 +1,179 @@
+"""The capture: tokens, slots, last state, mask and provenance, from a trace or from a training dump.
+
+It is the one form that everything compares. A capture never says more than its file does: a boundary that the
+file does not declare is ``None``, and every declared one says where the declaration stands.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from drafttrace.tracer.rows import Rows
+
+Ints = npt.NDArray[np.int64]
+
+
+class Phase(enum.IntEnum):
+    """The forward pass that computed a row. The values are stored in trace files: never renumber."""
+
+    PREFILL = 0
+    VERIFY = 1
+    DRAFT_EXTEND_PREFILL = 2
+    DRAFT_EXTEND_VERIFY = 3
+    DRAFT_DECODE = 4
+    DECODE = 5  # a plain decode step of a target that runs without speculation
+
+
+class Accepted(enum.IntEnum):
+    """Whether the token at a row ended up in the output. Stored in trace files: never renumber."""
+
+    REJECTED = 0
+    ACCEPTED = 1
+    UNKNOWN = 2
+
+
+class Norm(enum.StrEnum):
+    """Whether a last state stands before or after the target's final norm."""
+
+    PRE = "pre"
+    POST = "post"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class RowTable:
+    """Who each row is. Arrays of one length R.
+
+    position: token position in the request, 0-based. token_id: the token at that position (-1 unknown).
+    phase: :class:`Phase`. round: -1 in prefill, then 0, 1, ... accepted: :class:`Accepted`.
+    step: draft step, -1 where there is none. frame: number of the forward pass in the trace.
+    """
+
+    position: Ints
+    token_id: Ints
+    phase: Ints
+    round: Ints
+    accepted: Ints
+    step: Ints
+    frame: Ints
+
+    def __len__(self) -> int:
+        return len(self.position)
+
+    @staticmethod
+    def of_tokens(tokens: Ints, count: int | None = None) -> RowTable:
+        """Row t belongs to token t, as in every training dump; ``count`` rows (default: one per token)."""
+        n = len(tokens) if count is None else count
+        known = np.full(n, -1, np.int64)
+        known[: min(n, len(tokens))] = tokens[:n]
+
+        def fill(value: int) -> Ints:
+            return np.full(n, value, np.int64)
+
+        return RowTable(
+            position=np.arange(n, dtype=np.int64),
+            token_id=known,
+            phase=fill(Phase.PREFILL),
+            round=fill(-1),
+            accepted=fill(Accepted.ACCEPTED),
+            step=fill(-1),
+            frame=fill(0),
+        )
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One slot: rows ``[R, H]``, the boundary that its file declares, and where the declaration stands."""
+
+    name: str
+    rows: Rows
+    boundary: int | None
+    source: str
+
+
+@dataclass(frozen=True)
+class LastState:
+    """The state that the target's head reads: rows ``[R, H]``, before or after the final norm, and the proof."""
+
+    name: str
+    rows: Rows
+    norm: Norm
+    proven_by: str
+    boundary: int | None = None
+
+
+@dataclass(frozen=True)
+class DraftRows:
+    """What the draft saw and made. ``table`` has R rows; every tensor has R rows (NaN-free, zero where unused).
+
+    Known names: ``hidden_in`` ``[R, K*H]`` or ``[R, H]``, ``fc_in`` ``[R, K*H]``, ``fc_out`` ``[R, H]``,
+    ``embed_in`` ``[R, H]``, ``hidden_out`` ``[R, H]``, ``topk_logits`` ``[R, k]``. ``ids`` holds integer matrices
+    ``[R, k]``: ``topk_draft_ids`` (draft vocabulary) and ``topk_ids`` (after the vocabulary map).
+    """
+
+    table: RowTable
+    tensors: Mapping[str, Rows]
+    present: Mapping[str, npt.NDArray[np.bool_]]
+    ids: Mapping[str, Ints] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """How often one tap should have fired and did. A tap that did not fire is a finding."""
+
+    name: str
+    expected: int
+    fired: int
+    rows: int
+    dropped: int
+
+
+@dataclass(frozen=True)
+class Capture:
+    """Tokens and the hidden states that belong to them.
+
+    tokens: unshifted ids ``[T]``; -1 where a file does not keep one. table: R rows, see :class:`RowTable`.
+    slots: in fc order, each ``[R, H]``. embed / last / boundaries: further states of the target, each ``[R, H]``;
+    a boundary sweep may cover only the first rows (``len(rows) <= R``). mask: loss mask ``[T]`` on the unshifted
+    tokens; row t is weighted by ``mask[t + mask_offset]`` in training. valid_length: tokens that are not padding.
+    about: parsed JSON blocks of a trace (environment, server_args, target_config, draft_config, wiring, request,
+    weights) or what a dump says of itself.
+    """
+
+    path: str
+    format: str
+    recognised_by: str
+    tokens: Ints
+    table: RowTable
+    slots: tuple[Slot, ...]
+    embed: Slot | None = None
+    last: LastState | None = None
+    boundaries: Mapping[int, Rows] = field(default_factory=dict)
+    draft: DraftRows | None = None
+    mask: Ints | None = None
+    mask_offset: int = 0
+    valid_length: int = 0
+    prompt_length: int | None = None
+    sample: int | None = None
+    complete: bool = True
+    probes: tuple[Probe, ...] = ()
+    about: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def wiring(self) -> tuple[int | None, ...]:
+        """The declared boundary of every slot, in fc order."""
+        return tuple(slot.boundary for slot in self.slots)
+
+    @property
+    def hidden_size(self) -> int | None:
+        """Width H of one slot; None for a capture without slots and last state."""
+        if self.slots:
+            return self.slots[0].rows.width
+        return self.last.rows.width if self.last is not None else None

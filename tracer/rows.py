@@ -1,0 +1,156 @@
+"""A matrix of hidden states, read in blocks, whatever it is stored in.
+
+A dump can hold 50 GB. Nothing here reads more than the rows that were asked for, and nothing imports torch.
+"""
+
+from __future__ import annotations
+
+import enum
+from abc import ABC, abstractmethod
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float32]
+Raw = npt.NDArray[np.generic]
+
+
+class DType(enum.StrEnum):
+    """Number formats of stored hidden states. The value is what reports print."""
+
+    BF16 = "bf16"
+    FP16 = "fp16"
+    FP32 = "fp32"
+    FP64 = "fp64"
+    FP8_E4M3 = "fp8_e4m3"
+    FP8_E5M2 = "fp8_e5m2"
+
+    @property
+    def storage(self) -> np.dtype[np.generic]:
+        """The numpy dtype of the raw array: unsigned integers where numpy has no such float."""
+        return np.dtype(_STORAGE[self])
+
+    @property
+    def mantissa_bits(self) -> int:
+        """Explicit mantissa bits; the relative rounding step is ``2 ** -(mantissa_bits + 1)``."""
+        return _MANTISSA[self]
+
+
+_STORAGE = {
+    DType.BF16: np.uint16,
+    DType.FP16: np.float16,
+    DType.FP32: np.float32,
+    DType.FP64: np.float64,
+    DType.FP8_E4M3: np.uint8,
+    DType.FP8_E5M2: np.uint8,
+}
+_MANTISSA = {
+    DType.BF16: 7,
+    DType.FP16: 10,
+    DType.FP32: 23,
+    DType.FP64: 52,
+    DType.FP8_E4M3: 3,
+    DType.FP8_E5M2: 2,
+}
+
+
+def _fp8_table(exponent_bits: int, mantissa_bits: int, finite_only: bool) -> Floats:
+    """All 256 values of an 8-bit float (OCP 8-bit floating point specification, 2023)."""
+    code = np.arange(256)
+    sign = np.where(code >> 7, -1.0, 1.0)
+    exponent = (code >> mantissa_bits) & ((1 << exponent_bits) - 1)
+    mantissa = (code & ((1 << mantissa_bits) - 1)) / (1 << mantissa_bits)
+    bias = (1 << (exponent_bits - 1)) - 1
+    value = np.where(exponent == 0, mantissa * 2.0 ** (1 - bias), (1 + mantissa) * 2.0 ** (exponent - bias))
+    if finite_only:  # e4m3fn: one NaN code per sign, no infinities
+        value[(code & 0x7F) == 0x7F] = np.nan
+    else:
+        top = exponent == (1 << exponent_bits) - 1
+        value = np.where(top, np.where(mantissa == 0, np.inf, np.nan), value)
+    table: Floats = (sign * value).astype(np.float32)
+    return table
+
+
+_FP8 = {DType.FP8_E4M3: _fp8_table(4, 3, True), DType.FP8_E5M2: _fp8_table(5, 2, False)}
+
+
+def to_float32(raw: npt.NDArray[np.generic], dtype: DType) -> Floats:
+    """Raw storage as float32, exactly (fp64 is rounded)."""
+    if dtype is DType.BF16:
+        return (raw.astype(np.uint32) << 16).view(np.float32)
+    if dtype in _FP8:
+        table: Floats = _FP8[dtype][raw]
+        return table
+    return raw.astype(np.float32)
+
+
+class Rows(ABC):
+    """A ``[rows, width]`` matrix that hands out blocks of rows.
+
+    Attributes: ``shape`` is ``(rows, width)``, ``dtype`` the stored number format.
+    """
+
+    shape: tuple[int, int]
+    dtype: DType
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @property
+    def width(self) -> int:
+        return self.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        return self.shape[0] * self.shape[1] * self.dtype.storage.itemsize
+
+    @abstractmethod
+    def raw(self, start: int, stop: int) -> Raw:
+        """Rows ``start..stop`` in storage form ``[stop - start, width]`` (``dtype.storage``)."""
+
+    def scale(self, start: int, stop: int) -> Floats | None:
+        """Per-row factors ``[stop - start]`` that make the raw values true ones; None where there are none."""
+        return None
+
+    def floats(self, start: int = 0, stop: int | None = None) -> Floats:
+        """Rows ``start..stop`` as float32 ``[n, width]``, scales applied."""
+        stop = self.shape[0] if stop is None else stop
+        values = to_float32(self.raw(start, stop), self.dtype)
+        scale = self.scale(start, stop)
+        return values if scale is None else values * scale[:, None]
+
+    def take(self, index: npt.NDArray[np.int64]) -> Floats:
+        """The rows ``index`` as float32 ``[len(index), width]``, read as one span of rows."""
+        if len(index) == 0:
+            return np.empty((0, self.width), np.float32)
+        low, high = int(index.min()), int(index.max()) + 1
+        return self.floats(low, high)[index - low]
+
+
+class ArrayRows(Rows):
+    """Rows held by a numpy array or a memory map; columns may be a strided slice of a wider tensor."""
+
+    def __init__(self, array: npt.NDArray[np.generic], dtype: DType, scales: Floats | None = None) -> None:
+        if array.ndim != 2 or array.dtype != dtype.storage:
+            raise ValueError(f"expected [rows, width] of {dtype.storage}, got {array.shape} {array.dtype}")
+        self._array = array
+        self._scales = scales
+        self.shape = (int(array.shape[0]), int(array.shape[1]))
+        self.dtype = dtype
+
+    def raw(self, start: int, stop: int) -> Raw:
+        return self._array[start:stop]
+
+    def scale(self, start: int, stop: int) -> Floats | None:
+        return None if self._scales is None else self._scales[start:stop]
+
+
+def split_slots(rows: ArrayRows, width: int) -> tuple[ArrayRows, ...]:
+    """A ``[rows, K * width]`` matrix as K slots ``[rows, width]``, without a copy.
+
+    Raises ValueError where ``width`` does not divide the matrix's width.
+    """
+    if width <= 0 or rows.width % width:
+        raise ValueError(f"a width of {rows.width} is no multiple of {width}")
+    parts = range(0, rows.width, width)
+    return tuple(ArrayRows(rows._array[:, k : k + width], rows.dtype, rows._scales) for k in parts)

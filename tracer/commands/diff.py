@@ -1,0 +1,150 @@
+"""``drafttrace diff``: compare a trace with its training dump, or look inside one trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from drafttrace.tracer import output
+from drafttrace.tracer.errors import DrafttraceError
+
+if TYPE_CHECKING:
+    from drafttrace.compare.result import Result
+    from drafttrace.tracer.capture import Capture
+
+
+def tokenizer_folder(explicit: Path | None, *captures: Capture | None) -> Path | None:
+    """Where tokens can be decoded from: the option, else the target that a trace names, if it is on this machine."""
+    if explicit is not None:
+        if not (explicit / "tokenizer.json").is_file() and explicit.suffix != ".json":
+            raise DrafttraceError(f"The tokenizer '{explicit}' holds no tokenizer.json; give the target's folder.")
+        return explicit
+    for capture in captures:
+        path = _target_path(capture.about) if capture is not None else None
+        if path is not None and (Path(path) / "tokenizer.json").is_file():
+            return Path(path)
+    return None
+
+
+def _target_path(about: Mapping[str, Any]) -> str | None:
+    arguments = about.get("server_args")
+    if not isinstance(arguments, Mapping):
+        return None
+    path = arguments.get("tokenizer_path") or arguments.get("model_path")
+    return path if isinstance(path, str) else None
+
+
+def decoder(folder: Path | None) -> Callable[[int], str] | None:
+    """Token id to text, or None where no tokenizer is at hand."""
+    if folder is None:
+        return None
+    from drafttrace.tracer.tokenizer import load_decoder
+
+    return load_decoder(folder)
+
+
+def compare_paths(
+    left: str,
+    reference: str | None,
+    *,
+    thresholds: tuple[str, ...] = (),
+    noise: tuple[str, str] | None = None,
+    tokenizer: Path | None = None,
+    left_format: str | None = None,
+    reference_format: str | None = None,
+) -> Result:
+    """Open both sides and compare them; ``reference`` None looks inside the left trace alone."""
+    from drafttrace.compare.diff import diff as compare
+    from drafttrace.compare.diff import measure_noise
+    from drafttrace.compare.thresholds import parse_thresholds
+    from drafttrace.tracer.open import open_capture
+
+    ours = open_capture(left, format=left_format)
+    theirs = None if reference is None else open_capture(reference, format=reference_format, like=ours)
+    floor = None
+    if noise is not None:
+        floor = measure_noise(open_capture(noise[0]), open_capture(noise[1]))
+    return compare(
+        ours,
+        theirs,
+        thresholds=parse_thresholds(thresholds),
+        noise=floor,
+        decode=decoder(tokenizer_folder(tokenizer, ours, theirs)),
+    )
+
+
+def write_reports(result: Result, *, markdown: Path | None, html: Path | None) -> None:
+    """Write the report files that were asked for."""
+    if markdown is not None:
+        from drafttrace.compare import report_markdown
+
+        output.write_text(markdown, report_markdown.render(result))
+    if html is not None:
+        from drafttrace.compare import report_html
+
+        output.write_text(html, report_html.render(result))
+
+
+def show(result: Result) -> None:
+    """The terminal report."""
+    from drafttrace.compare import report_terminal
+
+    report_terminal.render(result, output.console())
+
+
+def diff(
+    left: Annotated[
+        str, typer.Argument(metavar="LEFT", help="A trace, or any dump that can be read (PATH or PATH#i).")
+    ],
+    reference: Annotated[
+        str | None,
+        typer.Argument(metavar="[REFERENCE]", help="What LEFT should equal. Without it: checks inside one trace."),
+    ] = None,
+    json_out: Annotated[
+        str | None, typer.Option("--json", metavar="FILE|-", help="The result, machine form.")
+    ] = None,
+    markdown: Annotated[Path | None, typer.Option("--md", help="A report to paste into an issue.")] = None,
+    html: Annotated[Path | None, typer.Option("--html", help="A self-contained page with plots.")] = None,
+    noise: Annotated[
+        tuple[str, str] | None,
+        typer.Option(
+            "--noise", metavar="A B", help="Two recordings of one prompt: their distance is the noise floor."
+        ),
+    ] = None,
+    threshold: Annotated[
+        list[str] | None, typer.Option("--threshold", metavar="NAME=VALUE", help="Judge by this bound. Repeatable.")
+    ] = None,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(help="Folder with tokenizer.json, to show tokens as text (default: the trace's target)."),
+    ] = None,
+    left_format: Annotated[str | None, typer.Option("--left-format", help="Read LEFT as this format.")] = None,
+    reference_format: Annotated[str | None, typer.Option("--format", help="Read REFERENCE as this format.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+) -> None:
+    """Compare what the server computed with what training stored, and name the cause.
+
+      drafttrace diff trace.h5 data_0.pt --md report.md
+
+    Exit code: 0 match, 1 mismatch, 2 nothing could be compared.
+    """
+    result = compare_paths(
+        left,
+        reference,
+        thresholds=tuple(threshold or ()),
+        noise=noise,
+        tokenizer=tokenizer,
+        left_format=left_format,
+        reference_format=reference_format,
+    )
+    write_reports(result, markdown=markdown, html=html)
+    output.emit(json_out, result.to_json, lambda: show(result), quiet=quiet)
+    raise typer.Exit(result.exit_code)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the command."""
+    app.command(rich_help_panel="Find the cause")(diff)

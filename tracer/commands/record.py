@@ -1,0 +1,299 @@
+"""``drafttrace record``: send one request to a live server and keep what it computed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from drafttrace.tracer import output
+from drafttrace.tracer.client import Client, Generated, Health, Prompt, Sampling, move_into_place
+from drafttrace.tracer.errors import DrafttraceError, OutputExists, ServerProblem
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What one ``record`` produced."""
+
+    path: Path
+    trace_id: str
+    bytes: int
+    complete: bool
+    reason: str | None
+    rows: Mapping[str, Any] | int | None
+    prompt: Prompt
+    generated: Generated
+
+    def to_json(self) -> dict[str, Any]:
+        """The machine form of the command."""
+        return {
+            "trace": str(self.path),
+            "id": self.trace_id,
+            "bytes": self.bytes,
+            "complete": self.complete,
+            "reason": self.reason,
+            "rows": self.rows,
+            "prompt_tokens": self.generated.meta_info.get("prompt_tokens"),
+            "completion_tokens": self.generated.meta_info.get("completion_tokens"),
+            "accept_length": self.generated.accept_length,
+            "text": self.generated.text,
+        }
+
+
+def read_ids(path: Path) -> tuple[int, ...]:
+    """Token ids from a JSON list or from numbers separated by white space or commas."""
+    text = _read_text(path, "input ids")
+    try:
+        values = json.loads(text) if text.lstrip().startswith("[") else text.replace(",", " ").split()
+        ids = tuple(int(value) for value in values)
+    except (ValueError, TypeError):
+        raise DrafttraceError(
+            f"The file '{path}' holds no token ids; write a JSON list like [1, 2, 3], or numbers separated by spaces."
+        ) from None
+    if any(value < 0 for value in ids):
+        raise DrafttraceError(f"The file '{path}' holds a negative token id ({min(ids)}); ids start at 0.")
+    return ids
+
+
+def read_messages(path: Path) -> tuple[Mapping[str, Any], ...]:
+    """Chat messages ``[{"role": ..., "content": ...}, ...]``, alone or under the key ``messages``."""
+    try:
+        value = json.loads(_read_text(path, "messages"))
+    except ValueError as error:
+        raise DrafttraceError(f"The file '{path}' is no JSON ({error}); write a list of chat messages.") from None
+    if isinstance(value, dict):
+        value = value.get("messages")
+    if not isinstance(value, list) or not all(isinstance(message, dict) and "role" in message for message in value):
+        raise DrafttraceError(
+            f"The file '{path}' holds no chat messages; write a list of objects with 'role' and 'content'."
+        )
+    return tuple(value)
+
+
+def _read_text(path: Path, what: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise DrafttraceError(f"The {what} file '{path}' is not UTF-8 text.") from None
+    except OSError as error:
+        raise DrafttraceError(
+            f"The {what} file '{path}' cannot be read ({error.strerror}); check the name."
+        ) from None
+
+
+def prompt_of_dump(spec: str) -> Prompt:
+    """The dump's own token ids, so that both sides hold the same prompt."""
+    from drafttrace.tracer.open import open_capture
+
+    capture = open_capture(spec)
+    length = capture.valid_length or len(capture.tokens)
+    ids = tuple(int(token) for token in capture.tokens[:length])
+    if any(token < 0 for token in ids):
+        where = next(i for i, token in enumerate(ids) if token < 0)
+        raise DrafttraceError(
+            f"The dump '{spec}' ({capture.format}) does not keep the token at position {where}, so its prompt cannot "
+            "be sent; give the prompt with --input-ids."
+        )
+    return Prompt(input_ids=ids)
+
+
+def check_prompt(prompt: Prompt, sampling: Sampling, health: Health) -> None:
+    """Raise DrafttraceError for what the server would refuse or silently cut."""
+    if prompt.messages is not None:
+        if not prompt.messages:
+            raise DrafttraceError("The list of messages is empty; give at least one.")
+        return
+    if prompt.input_ids is None:
+        if not (prompt.text or ""):
+            raise DrafttraceError("The prompt is empty; give at least one token.")
+        return
+    count = len(prompt.input_ids)
+    if count == 0:
+        raise DrafttraceError("The prompt is empty: it has 0 token ids; give at least one.")
+    if health.vocab_size is not None and max(prompt.input_ids) >= health.vocab_size:
+        where = next(i for i, token in enumerate(prompt.input_ids) if token >= health.vocab_size)
+        raise DrafttraceError(
+            f"The token {prompt.input_ids[where]} at position {where} is outside the served model's vocabulary of "
+            f"{health.vocab_size}; the prompt was made with another tokenizer."
+        )
+    limit = health.context_length
+    if limit is not None and count + sampling.max_new_tokens > limit:
+        raise DrafttraceError(
+            f"The prompt of {count} tokens and {sampling.max_new_tokens} new ones exceed the server's context length "
+            f"of {limit}; lower --max-new-tokens or use a shorter prompt."
+        )
+
+
+def record_one(
+    client: Client,
+    prompt: Prompt,
+    sampling: Sampling,
+    out: Path,
+    *,
+    taps: Mapping[str, Any],
+    token: str | None = None,
+    force: bool = False,
+    keep_on_server: bool = False,
+    timeout: float = 600.0,
+    quiet: bool = False,
+) -> Recorded:
+    """Record one request into ``out``. Nothing is sent before the output is known to be writable."""
+    output.check_writable(out, force=force, what="trace")
+    health = client.health()
+    if health.hooks_missing:
+        raise ServerProblem(
+            f"A hook did not apply on the server at {client.url}: {health.hooks_missing[0]}; "
+            f"run 'drafttrace doctor' there (SGLang {health.sglang_version})."
+        )
+    check_prompt(prompt, sampling, health)
+    trace_id, rid = client.start_trace(taps, token=token)
+    try:
+        with output.status("the server generates", quiet=quiet):
+            generated = client.generate(
+                prompt, sampling, rid=rid, extra_key=f"drafttrace-{secrets.token_hex(8)}", timeout=timeout
+            )
+    except ServerProblem:
+        with contextlib.suppress(ServerProblem):  # the first error is the one to tell
+            client.delete(trace_id)
+        raise
+    state = client.wait_for_trace(trace_id)
+    part = out.with_name(f".{out.name}.{trace_id}.part")
+    try:
+        with part.open("wb") as stream, output.byte_progress(f"fetching {out.name}", quiet=quiet) as progress:
+            size = client.download(trace_id, stream, progress=progress)
+        if not move_into_place(part, out, force=force):
+            raise OutputExists(
+                f"The trace '{out}' appeared while this one was recorded; it is left alone, and the new one is still "
+                f"on the server as {trace_id}."
+            )
+    except OSError as error:
+        raise OutputExists(
+            f"The trace '{out}' cannot be written ({error.strerror}); it is still on the server as {trace_id}."
+        ) from None
+    finally:
+        part.unlink(missing_ok=True)
+    if not keep_on_server:
+        client.delete(trace_id)
+    return Recorded(
+        path=out,
+        trace_id=trace_id,
+        bytes=size,
+        complete=state["state"] == "complete",
+        reason=state.get("reason"),
+        rows=state.get("rows"),
+        prompt=prompt,
+        generated=generated,
+    )
+
+
+def parse_taps(boundaries: str, rows: int | None) -> dict[str, Any]:
+    """The ``taps`` object of the plugin's HTTP interface from the two options."""
+    word = boundaries.strip().lower()
+    chosen: str | list[int]
+    if word in {"auto", "all", "none"}:
+        chosen = word
+    else:
+        from drafttrace.tracer.boundary import parse_wiring
+
+        try:
+            chosen = list(parse_wiring(boundaries))
+        except ValueError as error:
+            raise DrafttraceError(f"The boundaries '{boundaries}' cannot be read: {error}.") from None
+    return {"boundaries": chosen, "boundary_rows": rows}
+
+
+def _show(recorded: Recorded, reference: str | None) -> None:
+    console = output.console()
+    mib = recorded.bytes / (1 << 20)
+    meta = recorded.generated.meta_info
+    console.print(
+        f"[bold]{recorded.path}[/bold]  {mib:.1f} MiB, {meta.get('prompt_tokens', '?')} prompt tokens, "
+        f"{meta.get('completion_tokens', '?')} generated"
+    )
+    if recorded.generated.accept_length is not None:
+        console.print(f"accept length {recorded.generated.accept_length:.2f}")
+    if not recorded.complete:
+        console.print(f"[yellow]The trace is incomplete:[/yellow] {recorded.reason}")
+    other = reference if reference is not None else "<training dump>"
+    console.print(f"next: drafttrace diff {recorded.path} {other}", markup=False)
+
+
+def record(
+    out: Annotated[Path, typer.Option("-o", "--output", help="The trace to write (HDF5).", show_default=False)],
+    url: Annotated[str, typer.Option("--url", help="Address of the server.")] = "http://127.0.0.1:30000",
+    prompt: Annotated[str | None, typer.Option("--prompt", help="Text, sent as it is.")] = None,
+    prompt_file: Annotated[Path | None, typer.Option("--prompt-file", help="A file with the text.")] = None,
+    messages: Annotated[
+        Path | None, typer.Option("--messages", help="A JSON file with chat messages, sent through the template.")
+    ] = None,
+    input_ids: Annotated[Path | None, typer.Option("--input-ids", help="A file with token ids.")] = None,
+    from_dump: Annotated[
+        str | None,
+        typer.Option("--from-dump", metavar="FILE[#i]", help="A training dump: its own token ids are sent."),
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate.")] = 64,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
+    boundaries: Annotated[
+        str,
+        typer.Option(
+            help="Boundaries of the target to sweep: auto (all, on the first rows), all, none, or a list like B3,B31."
+        ),
+    ] = "auto",
+    boundary_rows: Annotated[int | None, typer.Option(min=1, help="Rows that the sweep covers (auto: 64).")] = None,
+    token: Annotated[str | None, typer.Option(help="The token that 'serve --token' asks for.")] = None,
+    api_key: Annotated[str | None, typer.Option(envvar="SGLANG_API_KEY", help="The server's API key.")] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the trace on the server, too.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing trace.")] = False,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for the answer.")] = 600.0,
+    json_out: Annotated[str | None, typer.Option("--json", metavar="FILE|-", help="The machine form.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+) -> None:
+    """Record what the server computes for one request.
+
+      drafttrace record --url http://127.0.0.1:30000 --from-dump data_0.pt -o trace.h5
+
+    Give exactly one of --prompt, --prompt-file, --messages, --input-ids, --from-dump.
+    """
+    given = [value for value in (prompt, prompt_file, messages, input_ids, from_dump) if value is not None]
+    if len(given) != 1:
+        raise DrafttraceError(
+            f"{len(given)} prompts were given; give exactly one of --prompt, --prompt-file, --messages, --input-ids, "
+            "--from-dump."
+        )
+    output.check_writable(out, force=force, what="trace")
+    if prompt is not None:
+        source = Prompt(text=prompt)
+    elif prompt_file is not None:
+        source = Prompt(text=_read_text(prompt_file, "prompt"))
+    elif messages is not None:
+        source = Prompt(messages=read_messages(messages))
+    elif input_ids is not None:
+        source = Prompt(input_ids=read_ids(input_ids))
+    else:
+        source = prompt_of_dump(str(from_dump))
+    recorded = record_one(
+        Client(url, api_key=api_key),
+        source,
+        Sampling(max_new_tokens=max_new_tokens, temperature=temperature),
+        out,
+        taps=parse_taps(boundaries, boundary_rows),
+        token=token,
+        force=force,
+        keep_on_server=keep,
+        timeout=timeout,
+        quiet=quiet,
+    )
+    output.emit(json_out, recorded.to_json, lambda: _show(recorded, from_dump), quiet=quiet)
+    if not recorded.complete:
+        raise typer.Exit(1)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the command."""
+    app.command(rich_help_panel="With a live server")(record)

@@ -1,0 +1,133 @@
+"""``drafttrace serve``: start an SGLang server with the plugin on."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from drafttrace.tracer.boundary import parse_wiring
+from drafttrace.tracer.errors import DrafttraceError, OutputExists, ServerProblem
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """What the plugin is told through the environment; sizes in MiB."""
+
+    trace_dir: Path
+    token: str | None
+    max_trace_mib: int | None
+    max_traces: int | None
+    max_dir_mib: int | None
+    queue_mib: int | None
+    all_ranks: bool
+    wiring: str | None
+
+
+def environment(options: ServeOptions) -> dict[str, str]:
+    """The variables that ``hooks/settings`` reads, without the unset ones."""
+    values: dict[str, str | None] = {
+        "DRAFTTRACE": "1",
+        "DRAFTTRACE_DIR": str(options.trace_dir),
+        "DRAFTTRACE_TOKEN": options.token,
+        "DRAFTTRACE_MAX_TRACE_BYTES": _mib(options.max_trace_mib),
+        "DRAFTTRACE_MAX_TRACES": None if options.max_traces is None else str(options.max_traces),
+        "DRAFTTRACE_MAX_DIR_BYTES": _mib(options.max_dir_mib),
+        "DRAFTTRACE_QUEUE_BYTES": _mib(options.queue_mib),
+        "DRAFTTRACE_ALL_RANKS": "1" if options.all_ranks else None,
+        "DRAFTTRACE_WIRING": options.wiring,
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _mib(value: int | None) -> str | None:
+    return None if value is None else str(value * MIB)
+
+
+def _normal_wiring(text: str | None) -> str | None:
+    if text is None:
+        return None
+    try:
+        return ",".join(str(k) for k in parse_wiring(text))
+    except ValueError as error:
+        raise DrafttraceError(f"The wiring '{text}' cannot be read: {error}.") from None
+
+
+def _exec(arguments: list[str], extra: Mapping[str, str]) -> None:
+    if importlib.util.find_spec("sglang") is None:
+        raise ServerProblem(
+            f"SGLang is not installed for {sys.executable}; install drafttrace into the environment that holds SGLang."
+        )
+    sys.stdout.flush()
+    sys.stderr.flush()
+    command = [sys.executable, "-m", "sglang.launch_server", *arguments]
+    os.execvpe(command[0], command, {**os.environ, **extra})
+
+
+def serve(
+    context: typer.Context,
+    trace_dir: Annotated[
+        Path, typer.Option("--trace-dir", help="Folder on the server that traces are written to.")
+    ] = Path("drafttrace-traces"),
+    token: Annotated[
+        str | None, typer.Option("--token", help="Clients must give this token to start a trace.")
+    ] = None,
+    wiring: Annotated[
+        str | None,
+        typer.Option(
+            "--wiring",
+            metavar="B0,B3,B31",
+            help="Make the target hand over exactly these boundaries, whatever the draft config says.",
+        ),
+    ] = None,
+    max_trace_mib: Annotated[int | None, typer.Option(min=1, help="Largest trace, in MiB.")] = None,
+    max_traces: Annotated[int | None, typer.Option(min=1, help="Traces recorded at the same time.")] = None,
+    max_dir_mib: Annotated[int | None, typer.Option(min=1, help="Largest trace folder, in MiB.")] = None,
+    queue_mib: Annotated[int | None, typer.Option(min=1, help="Host memory for rows not yet written.")] = None,
+    all_ranks: Annotated[
+        bool, typer.Option("--all-ranks", help="Write tensors of every rank, not only of rank 0.")
+    ] = False,
+) -> None:
+    """Start an SGLang server with the plugin on.
+
+    Everything after [bold]--[/bold] goes to SGLang as it is:
+
+      drafttrace serve -- --model-path TARGET --speculative-algorithm EAGLE3 --speculative-draft-model-path DRAFT
+
+    Nothing is recorded until a client asks for it with [bold]drafttrace record[/bold].
+    """
+    if not context.args:
+        raise DrafttraceError("There are no SGLang arguments; write them after '--', at least --model-path.")
+    try:
+        trace_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputExists(
+            f"The trace folder '{trace_dir}' cannot be made ({error.strerror}); give another --trace-dir."
+        ) from None
+    options = ServeOptions(
+        trace_dir=trace_dir.resolve(),
+        token=token,
+        max_trace_mib=max_trace_mib,
+        max_traces=max_traces,
+        max_dir_mib=max_dir_mib,
+        queue_mib=queue_mib,
+        all_ranks=all_ranks,
+        wiring=_normal_wiring(wiring),
+    )
+    _exec(list(context.args), environment(options))
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the command."""
+    app.command(
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": False},
+        rich_help_panel="On the server",
+    )(serve)

@@ -1,0 +1,109 @@
+"""Where command output goes: human text to the terminal, the machine form to a file or standard output."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from drafttrace.tracer.errors import OutputExists
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A rich console: plain when piped, NO_COLOR honoured, wide enough for tables when not a terminal."""
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() or "COLUMNS" in os.environ else 120
+    return Console(stderr=stderr, highlight=False, width=width)
+
+
+def check_writable(path: Path, *, force: bool, what: str = "output") -> None:
+    """Raise OutputExists unless a new file can be made at ``path`` (or replaced, with ``force``)."""
+    if path.is_dir():
+        raise OutputExists(f"The {what} '{path}' is a folder; give a file name.")
+    if path.exists() and not force:
+        raise OutputExists(f"The {what} '{path}' exists already; give another name, or --force to replace it.")
+    folder = path.parent
+    if not folder.is_dir():
+        raise OutputExists(f"The folder '{folder}' of the {what} does not exist; make it first.")
+    try:  # os.access says yes to root on a read-only file system, so try for real
+        handle, probe = tempfile.mkstemp(prefix=".drafttrace-", dir=folder)
+    except OSError as error:
+        raise OutputExists(
+            f"The {what} '{path}' cannot be written ({error.strerror}); choose a folder that you may write to."
+        ) from None
+    os.close(handle)
+    os.unlink(probe)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a report, whole or not at all. Reports may be replaced: they can be made again."""
+    if path.is_dir():
+        raise OutputExists(f"The output '{path}' is a folder; give a file name.")
+    part = path.with_name(f".{path.name}.part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        raise OutputExists(
+            f"The output '{path}' cannot be written ({error.strerror}); choose a folder that exists and is writable."
+        ) from None
+
+
+def dump_json(value: Mapping[str, Any]) -> str:
+    """Strict JSON (no NaN or Infinity), indented."""
+    return json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def emit(
+    target: str | None, value: Callable[[], Mapping[str, Any]], human: Callable[[], None], *, quiet: bool = False
+) -> None:
+    """The two forms of every command's answer.
+
+    ``target`` is the value of ``--json``: None prints only the human form, ``-`` only the machine form, a file name
+    both.
+    """
+    if target == "-":
+        sys.stdout.write(dump_json(value()))
+        return
+    if target is not None:
+        write_text(Path(target), dump_json(value()))
+    if not quiet:
+        human()
+
+
+@contextmanager
+def byte_progress(label: str, *, quiet: bool = False) -> Iterator[Callable[[int, int | None], None] | None]:
+    """A progress bar on stderr, only where that is a terminal; yields ``update(done, total)`` or None."""
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
+        task = bar.add_task(label, total=None)
+
+        def update(done: int, total: int | None) -> None:
+            bar.update(task, completed=done, total=total)
+
+        yield update
+
+
+@contextmanager
+def status(label: str, *, quiet: bool = False) -> Iterator[None]:
+    """A spinner on stderr while something runs, only where that is a terminal."""
+    if quiet or not sys.stderr.isatty():
+        yield
+        return
+    with console(stderr=True).status(label):
+        yield

@@ -1,0 +1,107 @@
+"""The arrows between the packages run one way, and cheap commands stay cheap."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL_RECORDS = {
+    "drafttrace.tracer.boundary",
+    "drafttrace.tracer.capture",
+    "drafttrace.tracer.errors",
+    "drafttrace.tracer.rows",
+}
+ALLOWED = {
+    # package -> modules outside of it that it may import, by prefix
+    "hooks": SMALL_RECORDS | {"drafttrace.tracer.trace"},
+    "compare": SMALL_RECORDS | {"drafttrace.tracer.checkpoint"},
+    "tracer": {"drafttrace.compare", "drafttrace.hooks.doctor"},
+}
+FILES = [path for package in ALLOWED for path in sorted((ROOT / package).rglob("*.py"))]
+
+
+def imported_modules(path: Path) -> list[str]:
+    """Absolute names of everything that a file imports, at the top or inside functions."""
+    names: list[str] = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    return names
+
+
+def top_level_modules(path: Path) -> list[str]:
+    """What importing the file imports: everything but what stands inside functions."""
+    tree = ast.parse(path.read_text())
+    names: list[str] = []
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.append(node.module)
+    return names
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_arrows_run_one_way(path: Path) -> None:
+    package = path.relative_to(ROOT).parts[0]
+    own = f"drafttrace.{package}"
+    for name in imported_modules(path):
+        if name.startswith(("sglang.", "sgl_kernel")) or name == "sglang":
+            assert package == "hooks" or "audit" in path.parts, (
+                f"{path}: only hooks and the audit may import {name}"
+            )
+        if name.startswith("drafttrace.") and not name.startswith(own + ".") and name != own:
+            assert any(name == ok or name.startswith(ok + ".") for ok in ALLOWED[package]), f"{path} imports {name}"
+        assert name != "drafttrace.tracer.cli" and not name.startswith("drafttrace.tracer.cli."), (
+            f"{path}: nothing imports the command line"
+        )
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_heavy_modules_are_imported_lazily(path: Path) -> None:
+    """torch, transformers and sglang cost seconds: outside hooks nothing imports them at the top of a module."""
+    parts = path.relative_to(ROOT).parts
+    if parts[0] == "hooks" or "replay" in parts:  # loaded only when a server or a replay needs them
+        pytest.skip("this part runs beside torch anyway")
+    heavy = {name.split(".")[0] for name in top_level_modules(path)} & {
+        "torch",
+        "transformers",
+        "sglang",
+        "datasets",
+    }
+    assert not heavy, f"{path} imports {sorted(heavy)} at the top"
+
+
+def loaded_by(*arguments: str) -> set[str]:
+    """Top-level modules in a process that ran the command line with these arguments."""
+    code = (
+        "import sys\n"
+        "from drafttrace.tracer.cli import main\n"
+        f"sys.argv = ['drafttrace', *{list(arguments)!r}]\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "print('\\nMODULES', *sorted({name.split('.')[0] for name in sys.modules}))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "NO_COLOR": "1"},
+    )
+    return set(done.stdout.rsplit("MODULES", 1)[1].split())
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("record", "--help"), ("diff", "--help"), ("--version",)])
+def test_help_imports_neither_torch_nor_sglang(arguments: tuple[str, ...]) -> None:
+    modules = loaded_by(*arguments)
+    assert "drafttrace" in modules
+    assert not modules & {"torch", "sglang", "transformers", "numpy", "h5py", "numba"}

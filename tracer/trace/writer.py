@@ -1,0 +1,380 @@
+"""The writer of one trace: append-only, readable at any moment, whole up to the last flush after ``kill -9``.
+
+The order of writing is the guarantee. Tensors are written and flushed first, the row table last: a row that
+stands in the table has all its tensors. Until :meth:`TraceWriter.finish` everything happens in HDF5's SWMR mode.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+from drafttrace.tracer.capture import Probe
+from drafttrace.tracer.errors import OutputExists
+from drafttrace.tracer.trace import bfloat16, nexus, schema, texts
+from drafttrace.tracer.trace.layout import TensorSpec, TraceLayout, present_names
+from drafttrace.tracer.trace.schema import Records
+
+Tensors = Mapping[str, npt.NDArray[Any]]
+
+_TABLE_CHUNK = 256
+
+
+class TraceWriter:
+    """Writes one request into ``path``. One thread at a time.
+
+    layout: every tensor that may come. about: JSON blocks known at the start (``wiring``, ``server_args``, ...).
+    prompt: token ids of the prompt where they are known already. Raises OutputExists where ``path`` is taken and
+    ``overwrite`` is not given, or where it cannot be written. A failed write (disk full, folder gone) raises
+    OSError with a sentence; the rows of earlier flushes stay readable and the writer takes no more.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        layout: TraceLayout,
+        *,
+        request_id: str,
+        about: Mapping[str, Any] | None = None,
+        overwrite: bool = False,
+        prompt: Sequence[int] | npt.NDArray[np.int64] | None = None,
+    ) -> None:
+        self.path = Path(path)
+        self.layout = layout
+        self.bytes_written = 0
+        """Bytes of tensors and row records handed to HDF5 so far."""
+        self._broken: str | None = None
+        self._finished = False
+        self._file: h5py.File | None = _create(self.path, overwrite)
+        try:
+            _declare(self._file, layout, request_id, about or {}, prompt)
+            self._target = _Side(self._file, "target", layout.target, schema.TARGET_ROW)
+            self._draft = _Side(self._file, "draft", layout.draft, schema.DRAFT_ROW)
+            self._ranks = {rank: _Rank(self._file, rank, layout.hashed) for rank in layout.ranks}
+            self._file.swmr_mode = True
+        except BaseException:
+            self._release()
+            with contextlib.suppress(OSError):
+                self.path.unlink()
+            raise
+
+    @property
+    def target_rows(self) -> int:
+        """Rows appended to the target table, flushed or not."""
+        return self._target.count
+
+    @property
+    def draft_rows(self) -> int:
+        """Rows appended to the draft table, flushed or not."""
+        return self._draft.count
+
+    def append_target(
+        self, rows: Records, tensors: Tensors, *, absent: Mapping[str, npt.NDArray[np.bool_]] | None = None
+    ) -> None:
+        """Appends R ``rows`` (TARGET_ROW) and their tensors ``{name: [R, width]}`` in storage form.
+
+        A tensor that is not given is zero for these rows and its present bit is cleared; ``absent`` clears the bit
+        of single rows (masks ``[R]``). ``boundary/{k}`` may be given for the first rows of the trace only, without
+        a gap. Rows become visible to readers with :meth:`flush`. Raises ValueError for an unknown tensor, a wrong
+        shape or a wrong dtype, before anything is written.
+        """
+        with self._writing():
+            self.bytes_written += self._target.append(rows, tensors, absent or {})
+
+    def append_draft(
+        self, rows: Records, tensors: Tensors, *, absent: Mapping[str, npt.NDArray[np.bool_]] | None = None
+    ) -> None:
+        """As :meth:`append_target`, for R rows of DRAFT_ROW and the tensors of the draft."""
+        with self._writing():
+            self.bytes_written += self._draft.append(rows, tensors, absent or {})
+
+    def append_rank(self, rank: int, rows: Records, hashes: npt.NDArray[np.uint64]) -> None:
+        """Appends R ``rows`` (RANK_ROW) of one rank and their hashes ``[R, len(layout.hashed)]``."""
+        if rank not in self._ranks:
+            raise ValueError(f"rank {rank} is not declared in the layout")
+        with self._writing():
+            self.bytes_written += self._ranks[rank].append(rows, hashes)
+
+    def flush(self) -> None:
+        """Makes everything appended so far visible to readers and safe from ``kill -9``."""
+        with self._writing():
+            for side in (self._target, self._draft, *self._ranks.values()):
+                side.flush()
+
+    def finish(
+        self,
+        *,
+        complete: bool,
+        tokens: Sequence[int] | npt.NDArray[np.int64] | None = None,
+        prompt_length: int | None = None,
+        about: Mapping[str, Any] | None = None,
+        probes: Iterable[Probe] = (),
+        reason: str | None = None,
+    ) -> None:
+        """Flushes, leaves SWMR, and writes what is known only at the end. The writer is closed then.
+
+        tokens: prompt and output. about: blocks that are new or that replace earlier ones (``request``).
+        reason: why the trace is not complete. Raises OSError where the end could not be written: the rows that were
+        flushed stay readable, and the trace reads as incomplete.
+        """
+        if self._finished:
+            raise ValueError(f"the trace {self.path} is finished already")
+        self.flush()
+        self._release()
+        self._finished = True
+        try:
+            # No lock: somebody may look at the file with another program, and the trace must still be finished.
+            with h5py.File(self.path, "r+", libver=schema.LIBVER, locking=False) as file:
+                if tokens is not None:
+                    _replace_tokens(file, tokens)
+                if prompt_length is not None:
+                    file[schema.PROMPT_LENGTH][...] = prompt_length
+                texts.write_about(file, about or {})
+                _write_probes(file, list(probes))
+                nexus.write_summary(file)
+                if reason:
+                    texts.set_attribute(file, schema.ATTR_REASON, reason)
+                file.flush()
+                file.attrs.modify(schema.ATTR_COMPLETE, np.bool_(complete))
+        except OSError as error:
+            raise self._failure(error) from error
+
+    def close(self) -> None:
+        """Closes without finishing: the trace stays incomplete. Never raises; does nothing when closed."""
+        if self._file is not None and self._broken is None:
+            with contextlib.suppress(OSError):
+                self.flush()
+        self._release()
+
+    def __enter__(self) -> TraceWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @contextlib.contextmanager
+    def _writing(self) -> Any:
+        if self._broken is not None:
+            raise OSError(self._broken)
+        if self._file is None:
+            raise ValueError(f"the trace {self.path} is closed")
+        try:
+            yield
+        except (OSError, RuntimeError) as error:  # h5py raises both for a failed write
+            raise self._failure(error) from error
+
+    def _failure(self, error: Exception) -> OSError:
+        number = getattr(error, "errno", None)
+        cause = os.strerror(number) if number else (str(error).splitlines() or ["unknown"])[0]
+        self._broken = (
+            f"the trace {self.path} cannot be written any further ({cause}); the rows flushed before stay readable"
+        )
+        return OSError(self._broken)
+
+    def _release(self) -> None:
+        file, self._file = self._file, None
+        if file is None:
+            return
+        # The last flush on closing can fail as every write before it did; what was flushed stands.
+        with contextlib.suppress(OSError, RuntimeError, ValueError):
+            file.close()
+
+
+class _Side:
+    """The row table and the tensors of the target or of the draft."""
+
+    def __init__(
+        self, file: h5py.File, name: str, specs: tuple[TensorSpec, ...], record: np.dtype[np.void]
+    ) -> None:
+        self.count = 0
+        self._name = name
+        self._record = record
+        self._specs = {spec.name: spec for spec in specs}
+        self._bits = {tensor: 1 << bit for bit, tensor in enumerate(present_names(specs))}
+        group = file.require_group(name)
+        self._tensors = {}
+        for spec in specs:
+            self._tensors[spec.name] = bfloat16.create(group.id, spec)
+            texts.set_attribute(h5py.Dataset(self._tensors[spec.name]), schema.ATTR_DTYPE, str(spec.dtype))
+        self._sizes = dict.fromkeys(self._specs, 0)
+        self._rows = _table(group, "rows", record)
+        texts.set_attribute(self._rows, schema.ATTR_PRESENT, json.dumps(list(self._bits)))
+        self._pending: list[Records] = []
+
+    def append(self, rows: Records, tensors: Tensors, absent: Mapping[str, npt.NDArray[np.bool_]]) -> int:
+        """Writes the tensors and keeps the rows for the next flush; gives the bytes that this makes."""
+        self._check(rows, tensors, absent)
+        written = 0
+        records = rows.copy()
+        records["present"] = 0
+        for name, array in tensors.items():
+            spec = self._specs[name]
+            self._extend(name, self.count + len(array))
+            bfloat16.write_rows(self._tensors[name], self.count, np.ascontiguousarray(array), spec.dtype)
+            written += array.nbytes
+            if name in self._bits:
+                there = np.ones(len(rows), bool) if name not in absent else ~absent[name]
+                records["present"] |= np.where(there, self._bits[name], 0).astype(np.uint32)
+        self._pending.append(records)
+        self.count += len(rows)
+        return written + records.nbytes
+
+    def flush(self) -> None:
+        """Tensors first, then the rows that say that the tensors are there."""
+        if not self._pending:
+            return
+        for name, dataset in self._tensors.items():
+            if not self._specs[name].is_boundary:
+                self._extend(name, self.count)
+            dataset.flush()
+        rows = np.concatenate(self._pending)
+        _append_table(self._rows, rows)
+        self._pending = []
+
+    def _extend(self, name: str, rows: int) -> None:
+        if self._sizes[name] != rows:
+            self._tensors[name].set_extent((rows, self._specs[name].width))
+            self._sizes[name] = rows
+
+    def _check(self, rows: Records, tensors: Tensors, absent: Mapping[str, npt.NDArray[np.bool_]]) -> None:
+        _check_records(rows, self._record)
+        for name, array in tensors.items():
+            spec = self._specs.get(name)
+            if spec is None:
+                raise ValueError(f"the {self._name} tensor '{name}' is not declared in the layout")
+            if array.dtype != spec.storage or array.ndim != 2 or array.shape[1] != spec.width:
+                raise ValueError(
+                    f"{self._name}/{name}: expected [rows, {spec.width}] of {spec.storage}, "
+                    f"got {list(array.shape)} of {array.dtype}"
+                )
+            if spec.is_boundary:
+                if self._sizes[name] != self.count or len(array) > len(rows):
+                    raise ValueError(f"{self._name}/{name} must cover the first rows of the trace without a gap")
+            elif len(array) != len(rows):
+                raise ValueError(f"{self._name}/{name} has {len(array)} rows; the table gets {len(rows)}")
+        for name, mask in absent.items():
+            if name not in tensors or name not in self._bits or mask.shape != (len(rows),):
+                raise ValueError(f"absent: '{name}' needs a tensor of these rows and a mask [{len(rows)}]")
+
+
+class _Rank:
+    """The row hashes of one rank."""
+
+    def __init__(self, file: h5py.File, rank: int, hashed: tuple[str, ...]) -> None:
+        group = file.require_group(f"{schema.RANKS}/{rank}")
+        self._rows = _table(group, "rows", schema.RANK_ROW)
+        shape = (0, len(hashed))
+        self._hashes = group.create_dataset(
+            "hashes", shape, "<u8", maxshape=(None, len(hashed)), chunks=(_TABLE_CHUNK, len(hashed))
+        )
+        texts.set_attribute(self._hashes, schema.ATTR_HASHED, json.dumps(list(hashed)))
+        self._columns = len(hashed)
+        self._pending: list[tuple[Records, npt.NDArray[np.uint64]]] = []
+
+    def append(self, rows: Records, hashes: npt.NDArray[np.uint64]) -> int:
+        _check_records(rows, schema.RANK_ROW)
+        if hashes.dtype != np.uint64 or hashes.shape != (len(rows), self._columns):
+            raise ValueError(
+                f"expected hashes [{len(rows)}, {self._columns}] of uint64, got {hashes.shape} {hashes.dtype}"
+            )
+        self._pending.append((rows.copy(), hashes.copy()))
+        return int(rows.nbytes + hashes.nbytes)
+
+    def flush(self) -> None:
+        if not self._pending:
+            return
+        _append_table(self._hashes, np.concatenate([hashes for _, hashes in self._pending]))
+        _append_table(self._rows, np.concatenate([rows for rows, _ in self._pending]))
+        self._pending = []
+
+
+def _create(path: Path, overwrite: bool) -> h5py.File:
+    """A new file at ``path``. Never truncates one that somebody may be reading: it is unlinked instead."""
+    if path.is_dir():
+        raise OutputExists(f"{path} is a folder: give the name of a file to write")
+    if os.path.lexists(path):
+        if not overwrite:
+            raise OutputExists(f"{path} exists already: pass --force to overwrite it, or choose another output")
+        if not os.access(path.parent, os.W_OK):
+            raise OutputExists(f"{path} cannot be overwritten: the folder {path.parent} is not writable")
+        path.unlink()
+    try:
+        return h5py.File(path, "x", libver=schema.LIBVER)
+    except OSError as error:
+        if not path.parent.is_dir():
+            cause = f"the folder {path.parent} does not exist"
+        elif os.path.lexists(path):
+            cause = "another program made it at the same moment"
+        else:
+            cause = os.strerror(error.errno) if error.errno else "HDF5 refused"
+        raise OutputExists(f"{path} cannot be written ({cause}): choose another output") from None
+
+
+def _declare(
+    file: h5py.File,
+    layout: TraceLayout,
+    request_id: str,
+    about: Mapping[str, Any],
+    prompt: Sequence[int] | npt.NDArray[np.int64] | None,
+) -> None:
+    """Attributes, about blocks, tokens: all that stands before the first row."""
+    import drafttrace
+
+    texts.set_attribute(file, schema.ATTR_FORMAT, schema.FORMAT)
+    file.attrs[schema.ATTR_VERSION] = np.int64(schema.FORMAT_VERSION)
+    file.attrs[schema.ATTR_COMPLETE] = np.bool_(False)
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    texts.set_attribute(file, schema.ATTR_CREATED, now)
+    texts.set_attribute(file, schema.ATTR_TOOL, drafttrace.__version__)
+    texts.set_attribute(file, schema.ATTR_REQUEST, request_id)
+    nexus.declare(file)
+    texts.write_about(file, about)
+    texts.write_text(file["about"], "layout", layout.to_json())
+    ids = np.asarray([] if prompt is None else prompt, np.int64)
+    file.create_dataset(schema.TOKENS, data=ids, maxshape=(None,), chunks=(1024,))
+    file[schema.PROMPT_LENGTH] = np.int64(-1 if prompt is None else len(ids))
+
+
+def _table(group: h5py.Group, name: str, record: np.dtype[np.void]) -> h5py.Dataset:
+    return group.create_dataset(name, (0,), record, maxshape=(None,), chunks=(_TABLE_CHUNK,))
+
+
+def _append_table(dataset: h5py.Dataset, rows: npt.NDArray[Any]) -> None:
+    start = dataset.shape[0]
+    dataset.resize(start + len(rows), axis=0)
+    dataset[start:] = rows
+    dataset.flush()
+
+
+def _check_records(rows: Records, record: np.dtype[np.void]) -> None:
+    if rows.dtype != record or rows.ndim != 1:
+        raise ValueError(f"expected rows of {record}, got {rows.shape} of {rows.dtype}")
+
+
+def _replace_tokens(file: h5py.File, tokens: Sequence[int] | npt.NDArray[np.int64]) -> None:
+    ids = np.asarray(tokens, np.int64)
+    dataset = file[schema.TOKENS]
+    dataset.resize(len(ids), axis=0)
+    dataset[...] = ids
+
+
+def _write_probes(file: h5py.File, probes: list[Probe]) -> None:
+    names = [probe.name.encode() for probe in probes]
+    width = max([1, *map(len, names)])
+    kind = np.dtype([("name", f"S{width}"), *((field, "<i8") for field in schema.PROBE_FIELDS)])
+    rows = np.array(
+        [(n, *(getattr(p, f) for f in schema.PROBE_FIELDS)) for n, p in zip(names, probes, strict=True)], kind
+    )
+    file.create_dataset(schema.PROBES, data=rows)

@@ -1,0 +1,1 @@
+"""The draft by itself: its forward in plain torch on stored hidden states."""

@@ -143,7 +143,8 @@ class Capture:
     a boundary sweep may cover only the first rows (``len(rows) <= R``). mask: loss mask ``[T]`` on the unshifted
     tokens; row t is weighted by ``mask[t + mask_offset]`` in training. valid_length: tokens that are not padding.
     about: parsed JSON blocks of a trace (environment, server_args, target_config, draft_config, wiring, request,
-    weights) or what a dump says of itself.
+    weights) or what a dump says of itself. present: masks ``[R]``, by slot name (also "embed" and "last"), of the
+    rows that were recorded, where some were not: those are zero; a name that is missing here has all its rows.
     """
 
     path: str
@@ -165,6 +166,7 @@ class Capture:
     probes: tuple[Probe, ...] = ()
     about: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    present: Mapping[str, npt.NDArray[np.bool_]] = field(default_factory=dict)
 
     @property
     def wiring(self) -> tuple[int | None, ...]:

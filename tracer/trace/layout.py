@@ -16,6 +16,7 @@ IdType = Literal["int32", "int64"]
 
 _TARGET_NAME = re.compile(r"aux/\d+|embed|last|boundary/\d+")
 _DRAFT_NAME = re.compile(r"hidden_in|fc_in|fc_out|embed_in|hidden_out|topk/draft_ids|topk/ids|topk/logits")
+_ID_NAMES = ("topk/draft_ids", "topk/ids")
 
 _CHUNK_BYTES = 1 << 20  # large enough that a prefill is written at the speed of the disk
 _CHUNK_ROWS = 256  # small enough that a short trace of a small model stays small
@@ -73,7 +74,10 @@ class TraceLayout:
     def __post_init__(self) -> None:
         for side, specs, pattern in (("target", self.target, _TARGET_NAME), ("draft", self.draft, _DRAFT_NAME)):
             names = [spec.name for spec in specs]
-            for name in names:
+            for spec in specs:
+                name = spec.name
+                if isinstance(spec.dtype, DType) is (name in _ID_NAMES):
+                    raise ValueError(f"the {side} tensor {name} cannot have the dtype {spec.dtype}")
                 if not pattern.fullmatch(name):
                     raise ValueError(f"'{name}' is no {side} tensor of a trace")
                 if names.count(name) > 1:

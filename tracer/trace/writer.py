@@ -108,8 +108,10 @@ class TraceWriter:
     def flush(self) -> None:
         """Makes everything appended so far visible to readers and safe from ``kill -9``."""
         with self._writing():
-            for side in (self._target, self._draft, *self._ranks.values()):
-                side.flush()
+            self._target.flush()
+            self._draft.flush()
+            for rank in self._ranks.values():
+                rank.flush()
 
     def finish(
         self,
@@ -129,8 +131,10 @@ class TraceWriter:
         """
         if self._finished:
             raise ValueError(f"the trace {self.path} is finished already")
-        self.flush()
-        self._release()
+        try:
+            self.flush()
+        finally:
+            self._release()
         self._finished = True
         try:
             # No lock: somebody may look at the file with another program, and the trace must still be finished.

@@ -1,0 +1,192 @@
+"""Opening a trace in any state: closed, being written, killed, cut off, or not a trace at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import h5py
+from h5py import h5d
+
+from drafttrace.tracer.errors import UnknownFormat, UnreadableFile
+from drafttrace.tracer.trace import schema, texts
+from drafttrace.tracer.trace.bfloat16 import uncached
+from drafttrace.tracer.trace.superblock import SIGNATURE, CleanView, Superblock, read_superblock
+
+# A writer that is just finishing has the file open without SWMR for some milliseconds.
+_PATIENCE_S = 2.0
+# Without SWMR's own retries a reader can meet metadata that is half written; the next look finds it whole.
+_LOOKS = 5
+
+# What h5py raises for damaged files, depending on where the damage is.
+_DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError, AttributeError, MemoryError, OverflowError)
+
+
+Result = TypeVar("Result")
+
+
+class TraceFile:
+    """An open trace. It stays open as long as somebody holds it: the lazy rows do.
+
+    A closed file is opened by HDF5 itself, any other one through a CleanView: SWMR reading would share one state
+    (and one stale view) among all readers of a process, and refuses the file that the same process writes.
+    ``closed_properly`` is False for a trace whose writer is still at work or died.
+    """
+
+    def __init__(self, path: Path, file: h5py.File, closed_properly: bool) -> None:
+        self.path = path
+        self.file = file
+        self.closed_properly = closed_properly
+
+    def dataset(self, name: str) -> h5py.Dataset:
+        """The dataset at ``name``, opened without a chunk cache. Raises UnreadableFile where there is none."""
+        with self.reading(f"/{name}"):
+            there = name in self.file
+            if there:
+                return h5py.Dataset(h5d.open(self.file.id, name.encode(), uncached()))
+        raise UnreadableFile(f"{self.path} is not whole: /{name} is missing; record the request again")
+
+    @contextlib.contextmanager
+    def reading(self, what: str) -> Iterator[None]:
+        """Turns what h5py raises inside into one sentence that names ``what``."""
+        try:
+            yield
+        except _DAMAGE as error:
+            raise UnreadableFile(
+                f"{self.path} is damaged: {what} cannot be read ({_cause(error)}); record the request again"
+            ) from error
+
+
+def open_trace(path: str | os.PathLike[str]) -> TraceFile:
+    """Opens a trace for reading.
+
+    Raises UnreadableFile where the file is not there, cut off or damaged, and UnknownFormat where it is no HDF5
+    file, another HDF5 file, or a trace of a newer format version.
+    """
+    place = Path(path)
+    opened = _open_hdf5(place)
+    try:
+        _check_format(opened)
+    except BaseException:
+        opened.file.close()
+        raise
+    return opened
+
+
+def settled(path: str | os.PathLike[str], read: Callable[[TraceFile], Result]) -> Result:
+    """What ``read`` makes of the trace at ``path``; a file that changes meanwhile is looked at again.
+
+    Raises as :func:`open_trace` does.
+    """
+    for _ in range(_LOOKS - 1):
+        trace = open_trace(path)
+        try:
+            return read(trace)
+        except UnreadableFile:
+            if trace.closed_properly:
+                raise
+            trace.file.close()
+            time.sleep(0.05)
+    return read(open_trace(path))
+
+
+def is_trace(path: str | os.PathLike[str]) -> bool:
+    """Whether ``path`` is a drafttrace trace, of any format version and in any state. Never raises."""
+    try:
+        opened = _open_hdf5(Path(path))
+    except (UnreadableFile, UnknownFormat):
+        return False
+    try:
+        return texts.get_text(opened.file.attrs.get(schema.ATTR_FORMAT, "")) == schema.FORMAT
+    except _DAMAGE:
+        return False
+    finally:
+        opened.file.close()
+
+
+def _open_hdf5(path: Path) -> TraceFile:
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        block = _superblock(path)
+        if block.open_without_swmr and time.monotonic() < deadline and _young(path):
+            time.sleep(0.02)  # the writer is finishing
+            continue
+        ways: list[Callable[[], h5py.File]] = [lambda: _view(path)]
+        if not block.flags:
+            ways.insert(0, lambda: h5py.File(path, "r", locking=False))
+        problem: Exception | None = None
+        for way in ways:
+            try:
+                return TraceFile(path, way(), closed_properly=not block.flags)
+            except _DAMAGE as error:
+                problem = error
+        if _superblock(path).flags != block.flags and time.monotonic() < deadline:
+            continue  # opened or closed by its writer between the two looks
+        assert problem is not None
+        raise UnreadableFile(
+            f"{path} is a damaged HDF5 file ({_cause(problem)}); record the request again"
+        ) from problem
+
+
+def _superblock(path: Path) -> Superblock:
+    try:
+        block = read_superblock(path)
+        size = path.stat().st_size
+    except OSError as error:
+        raise UnreadableFile(f"{path} cannot be opened ({os.strerror(error.errno or 0)}); check the path") from None
+    if block is None:
+        if size == 0:
+            raise UnreadableFile(f"{path} is empty; its writer ended before it began")
+        if size < 96 and _starts_like_hdf5(path):
+            raise UnreadableFile(f"{path} is cut off after {size} bytes; copy or record it again")
+        raise UnknownFormat(f"{path} is no HDF5 file; give a trace that drafttrace recorded")
+    if block.cut_off:
+        raise UnreadableFile(
+            f"{path} is cut off: it has {block.size} bytes where {block.end} were written; copy it again"
+        )
+    return block
+
+
+def _starts_like_hdf5(path: Path) -> bool:
+    head = path.read_bytes()[: len(SIGNATURE)]
+    return SIGNATURE.startswith(head) or head.startswith(SIGNATURE)
+
+
+def _young(path: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return time.time() - path.stat().st_mtime < 2 * _PATIENCE_S
+    return False
+
+
+def _view(path: Path) -> h5py.File:
+    view: Any = CleanView(path)
+    try:
+        return h5py.File(view, "r")
+    except BaseException:
+        view.close()
+        raise
+
+
+def _check_format(opened: TraceFile) -> None:
+    with opened.reading("its head"):
+        name = texts.get_text(opened.file.attrs.get(schema.ATTR_FORMAT, ""))
+        version = int(opened.file.attrs.get(schema.ATTR_VERSION, 0))
+    if name != schema.FORMAT:
+        raise UnknownFormat(f"{opened.path} is an HDF5 file but no drafttrace trace (it says format '{name}')")
+    if version > schema.FORMAT_VERSION:
+        raise UnknownFormat(
+            f"{opened.path} has format version {version}, this drafttrace reads up to {schema.FORMAT_VERSION}: "
+            "update drafttrace"
+        )
+    if version < 1:
+        raise UnreadableFile(f"{opened.path} is damaged: its format version is {version}; record the request again")
+
+
+def _cause(error: BaseException) -> str:
+    """The first line of an exception, without the quotes that KeyError adds."""
+    text = str(error).strip("'\"")
+    return (text.splitlines() or [type(error).__name__])[0]

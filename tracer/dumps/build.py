@@ -1,0 +1,221 @@
+"""What every reader does the same way: turn stored tensors into tokens, slots, a last state and a mask."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from drafttrace.tracer.capture import Capture, Ints, LastState, Norm, RowTable, Slot
+from drafttrace.tracer.dumps.document import Document
+from drafttrace.tracer.dumps.registry import Request
+from drafttrace.tracer.dumps.tensor import StoredRows, Tensor
+from drafttrace.tracer.errors import DrafttraceError, UnreadableFile
+from drafttrace.tracer.rows import Floats, Rows
+
+ASSUMED = "ASSUMED default"
+
+
+class NeedsHiddenSize(DrafttraceError):
+    """The slots lie side by side in one matrix and nothing says how wide one is."""
+
+
+def field(document: Document, name: str, value: Any = None) -> Tensor:
+    """The tensor of that name. Raises UnreadableFile where it is missing, None or something else."""
+    source = document.value if value is None else value
+    found = source.get(name) if isinstance(source, dict) else None
+    if isinstance(found, Tensor):
+        return found
+    what = "is missing" if found is None else f"is a {type(found).__name__}, no tensor"
+    if isinstance(source, dict) and name in source and found is None:
+        what = "is None: the trainer was told not to store it"
+    raise UnreadableFile(f"The field '{name}' of '{document.path}' {what}; dump the sample again with it.")
+
+
+def unbatched(tensor: Tensor, name: str, path: Path, ndim: int) -> Tensor:
+    """The tensor without a leading batch axis of one. Raises UnreadableFile for other shapes."""
+    array = tensor.array
+    while array.ndim > ndim and array.shape[0] == 1:
+        array = array[0]
+    if array.ndim != ndim:
+        raise UnreadableFile(
+            f"The field '{name}' of '{path}' has the shape {list(tensor.shape)} where {ndim} axes are expected; "
+            "dump one sample per file."
+        )
+    return tensor.with_array(array)
+
+
+def rows(tensor: Tensor, name: str, path: Path, scales: Floats | None = None) -> StoredRows:
+    """A ``[L, W]`` or ``[1, L, W]`` tensor of floats as rows. Raises UnreadableFile for anything else."""
+    flat = unbatched(tensor, name, path, 2)
+    kind = flat.float_kind
+    if kind is None:
+        raise UnreadableFile(f"The field '{name}' of '{path}' holds {tensor.kind}, no hidden states.")
+    if 0 in flat.shape:
+        raise UnreadableFile(f"The field '{name}' of '{path}' is empty (shape {list(tensor.shape)}); dump it again.")
+    return StoredRows(flat.array, kind, flat.file, scales)
+
+
+def axis_slots(tensor: Tensor, name: str, path: Path, axis: int, scales: Floats | None = None) -> list[StoredRows]:
+    """A ``[L, K, H]`` (axis 1) or ``[K, L, H]`` (axis 0) tensor as K slots of rows."""
+    cube = unbatched(tensor, name, path, 3) if tensor.ndim > 3 else tensor
+    if cube.ndim != 3:
+        raise UnreadableFile(f"The field '{name}' of '{path}' has the shape {list(tensor.shape)}; 3 axes are expected.")
+    slots = np.moveaxis(cube.array, axis, 0)
+    parts = [cube.with_array(slots[k]) for k in range(len(slots))]
+    return [rows(part, f"{name}[{k}]", path, scales) for k, part in enumerate(parts)]
+
+
+def side_by_side(
+    tensor: Tensor, name: str, path: Path, request: Request, hidden_size: int | None
+) -> list[StoredRows]:
+    """A ``[L, K * H]`` matrix as K slots, without a copy.
+
+    hidden_size: H as the file itself shows it, else ``request.hidden_size``. Raises NeedsHiddenSize where neither
+    is known, UnreadableFile where H does not divide the width.
+    """
+    whole = rows(tensor, name, path)
+    width = hidden_size or request.hidden_size
+    if width is None:
+        if request.tokens_only:
+            return [whole]
+        raise NeedsHiddenSize(
+            f"The field '{name}' of '{path}' is {whole.width} wide and holds several slots side by side, but the file "
+            "does not say how wide one is; give --target DIR or --hidden-size H."
+        )
+    if whole.width % width:
+        raise UnreadableFile(
+            f"The field '{name}' of '{path}' is {whole.width} wide, no multiple of the hidden size {width}; is it from "
+            "another target?"
+        )
+    flat = unbatched(tensor, name, path, 2)
+    cuts = range(0, whole.width, width)
+    return [rows(flat.with_array(flat.array[:, k : k + width]), name, path) for k in cuts]
+
+
+def token_ids(tensor: Tensor, name: str, path: Path) -> Ints:
+    """Token ids ``[L]`` from ``[L]`` or ``[1, L]``. Raises UnreadableFile for anything but whole numbers >= -1."""
+    flat = unbatched(tensor, name, path, 1)
+    try:
+        ids = flat.ints()
+    except ValueError:
+        raise UnreadableFile(f"The field '{name}' of '{path}' holds {tensor.kind} values that are no token ids.") from None
+    if len(ids) == 0:
+        raise UnreadableFile(f"The field '{name}' of '{path}' holds no tokens; dump the sample again.")
+    if int(ids.min()) < -1 or int(ids.max()) >= 2**31:
+        wrong = int(ids.min()) if int(ids.min()) < -1 else int(ids.max())
+        raise UnreadableFile(f"The field '{name}' of '{path}' holds {wrong}, which is no token id; the file is damaged.")
+    return ids
+
+
+def mask_of(value: Any, path: Path, name: str = "loss_mask") -> Ints | None:
+    """A loss mask ``[L]``; None where there is none."""
+    if not isinstance(value, Tensor):
+        return None
+    flat = value.with_array(value.array.reshape(-1)) if 1 in value.shape[1:] else unbatched(value, name, path, 1)
+    try:
+        return flat.ints()
+    except ValueError:
+        return (flat.floats() > 0).astype(np.int64)
+
+
+def valid_length(tokens: Ints, mask: Ints | None, attention: Ints | None = None) -> int:
+    """How many tokens are no padding: up to the last 1 of the attention mask; else without the run of id 0 with
+    mask 0 at the end, which is how SpecForge's padded batches look. At least 1."""
+    if attention is not None and len(attention) and attention.any():
+        return int(np.flatnonzero(attention)[-1]) + 1
+    if mask is None or len(mask) < len(tokens):
+        return len(tokens)
+    kept = np.flatnonzero((tokens != 0) | (mask[: len(tokens)] != 0))
+    return int(kept[-1]) + 1 if len(kept) else len(tokens)
+
+
+def slots_of(parts: Sequence[Rows], name: str, ids: Sequence[int | None] | None, source: str) -> tuple[Slot, ...]:
+    """Slots named ``name[k]`` with the boundaries ``ids``, all declared by ``source``."""
+    known = [None] * len(parts) if ids is None else list(ids)
+    return tuple(
+        Slot(name=f"{name}[{k}]", rows=part, boundary=known[k] if k < len(known) else None, source=source)
+        for k, part in enumerate(parts)
+    )
+
+
+@dataclass(frozen=True)
+class Convention:
+    """How a project numbers layers: ``O`` (output of layer id = B(id + 1)) or ``B`` (stream entering layer id),
+    and the rule it uses where nobody says otherwise."""
+
+    letter: str
+    rule: str
+
+    def boundary(self, layer_id: int) -> int:
+        return layer_id + 1 if self.letter == "O" else layer_id
+
+    def resolve(self, request: Request, count: int, layers_rule: Sequence[int] | None = None) -> tuple[
+        list[int | None] | None, str
+    ]:  # fmt: skip
+        """Boundaries of ``count`` slots and where they come from. Without ids from the user they stay unknown, and
+        the source says what the project would have done."""
+        if request.layer_ids is not None and len(request.layer_ids) == count:
+            ids: list[int | None] = [self.boundary(k) for k in request.layer_ids]
+            return ids, f"layer ids given by the user, {self.letter}(id)"
+        default = f"{ASSUMED}: {self.rule}; the file records no layer ids"
+        if layers_rule is not None and len(layers_rule) == count:
+            spelled = ", ".join(f"B{k}" for k in layers_rule)
+            default = f"{ASSUMED} [{spelled}]: {self.rule}; the file records no layer ids"
+        return None, default
+
+
+# What most trainers do without configuration: B{2, n//2, n-3}, written O{1, n//2-1, n-4} by those that count outputs.
+OUTPUTS = Convention("O", "O{1, n//2-1, n-4} = B{2, n//2, n-3}")
+ENTRIES = Convention("B", "B{2, n//2, n-3}")
+
+
+def last_state(
+    name: str, part: Rows, norm: Norm, why: str, boundary: int | None = None
+) -> LastState:
+    """A last state with what proves its norm."""
+    return LastState(name=name, rows=part, norm=norm, proven_by=why, boundary=boundary)
+
+
+def capture(
+    document_path: Path,
+    layout: str,
+    why: str,
+    tokens: Ints,
+    slots: tuple[Slot, ...],
+    **more: Any,
+) -> Capture:
+    """A capture with one row per stored state row. Raises UnreadableFile where row counts contradict each other."""
+    last: LastState | None = more.get("last")
+    counts = {len(slot.rows) for slot in slots} | ({len(last.rows)} if last is not None else set())
+    if len(counts) > 1:
+        listed = ", ".join(str(count) for count in sorted(counts))
+        raise UnreadableFile(f"The states of '{document_path}' have {listed} rows, which should be one number.")
+    count = counts.pop() if counts else len(tokens)
+    widths = {slot.rows.width for slot in slots}
+    if len(widths) > 1:
+        raise UnreadableFile(f"The slots of '{document_path}' are {sorted(widths)} wide, which should be one width.")
+    notes = list(more.pop("notes", ()))
+    if count != len(tokens):
+        notes.append(f"{count} rows for {len(tokens)} tokens")
+        if count > len(tokens):
+            tokens = np.concatenate([tokens, np.full(count - len(tokens), -1, np.int64)])
+    mask: Ints | None = more.get("mask")
+    if mask is not None and len(mask) != len(tokens):
+        notes.append(f"the loss mask has {len(mask)} entries for {len(tokens)} tokens")
+    more.setdefault("valid_length", min(len(tokens), valid_length(tokens, mask)))
+    about: Mapping[str, Any] = more.pop("about", {})
+    return Capture(
+        path=str(document_path),
+        format=layout,
+        recognised_by=why,
+        tokens=tokens,
+        table=RowTable.of_tokens(tokens, count),
+        slots=slots,
+        about=about,
+        notes=tuple(notes),
+        **more,
+    )

@@ -1,0 +1,167 @@
+"""A file opened by its content: what it holds, whatever it is called, before anyone says what it means."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from drafttrace.tracer.dumps import torch_file
+from drafttrace.tracer.dumps.pickle_machine import BadPickle
+from drafttrace.tracer.dumps.safetensors_file import looks_like_safetensors, read_safetensors
+from drafttrace.tracer.dumps.tensor import STORAGE, MappedFile, Tensor
+from drafttrace.tracer.errors import UnknownFormat, UnreadableFile
+
+_JSON_LIMIT = 4 << 30
+
+
+@dataclass(frozen=True, eq=False)
+class Document:
+    """One opened file. container: ``torch``, ``safetensors``, ``npz``, ``json`` or ``hdf5`` (``.gz`` appended where
+    it was compressed). value: nested dicts and lists of :class:`Tensor`, numbers, texts and None; for ``hdf5`` an
+    empty dict, its reader opens the file again. metadata: texts that a safetensors file carries."""
+
+    path: Path
+    container: str
+    value: Any
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def keys(self) -> set[str]:
+        """The names on the top level; empty where the top level is no dict."""
+        return {str(key) for key in self.value} if isinstance(self.value, dict) else set()
+
+    def tensor(self, name: str) -> Tensor | None:
+        """The tensor of that name on the top level, or None."""
+        value = self.value.get(name) if isinstance(self.value, dict) else None
+        return value if isinstance(value, Tensor) else None
+
+
+def open_document(path: Path) -> Document:
+    """Open a file by its first bytes. Raises UnreadableFile or UnknownFormat."""
+    return _open(path, MappedFile(path), "")
+
+
+def _open(path: Path, file: MappedFile, suffix: str) -> Document:
+    size = len(file.bytes)
+    if size == 0:
+        raise UnreadableFile(f"The file '{path}' is empty; write or copy it again.")
+    head = file.bytes[:16].tobytes()
+    if head[:2] == b"\x1f\x8b" and not suffix:
+        return _open(path, _inflated(path), ".gz")
+    if head[:4] == b"PK\x03\x04":
+        return _open_zip(path, file, suffix)
+    if head.startswith(torch_file.LEGACY_MAGIC[:15]):
+        return Document(path, f"torch{suffix}", torch_file.read_torch_legacy(path, file))
+    if head[:8] == b"\x89HDF\r\n\x1a\n":
+        return Document(path, f"hdf5{suffix}", {})
+    if head[:1] == b"\x80" and head[1:2] in {b"\x02", b"\x03", b"\x04", b"\x05"}:
+        return Document(path, f"torch{suffix}", torch_file.read_plain_pickle(path, file))
+    if not suffix and looks_like_safetensors(head, size):
+        stored = read_safetensors(path)
+        return Document(path, "safetensors", dict(stored.tensors), stored.metadata)
+    if head.lstrip()[:1] in {b"{", b"["}:
+        return Document(path, f"json{suffix}", _json(path, file))
+    if path.suffix == ".safetensors":
+        raise UnreadableFile(f"The file '{path}' has no safetensors header; write or copy it again.")
+    raise UnknownFormat(
+        f"The file '{path}' begins with {head[:8]!r}: it is no torch, safetensors, npz, HDF5 or JSON file; give the "
+        "file or the folder that the trainer wrote."
+    )
+
+
+def _open_zip(path: Path, file: MappedFile, suffix: str) -> Document:
+    try:
+        with zipfile.ZipFile(torch_file.ByteStream(file.bytes)) as archive:
+            names = [info.filename for info in archive.infolist() if not info.is_dir()]
+            if names and all(name.endswith(".npy") for name in names):
+                value = {name.removesuffix(".npy"): _npy(path, file, archive, name) for name in names}
+                return Document(path, f"npz{suffix}", value)
+    except torch_file.ZIP_ERRORS as error:
+        raise torch_file.damaged(path, torch_file.reason_of(error)) from None
+    return Document(path, f"torch{suffix}", torch_file.read_torch_zip(path, file))
+
+
+_NPY_KINDS = {np.dtype(STORAGE[kind]): kind for kind in
+              ("fp16", "fp32", "fp64", "int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8",
+               "bool")}  # fmt: skip
+
+
+def _npy(path: Path, file: MappedFile, archive: zipfile.ZipFile, name: str) -> Tensor:
+    """An array of an ``.npz``, memory-mapped where the zip stores it as it is."""
+    info = archive.getinfo(name)
+    if info.flag_bits & 1:
+        raise UnreadableFile(f"The file '{path}' is encrypted; decrypt it first.")
+    try:
+        data = torch_file.member_bytes(file, archive, info)
+    except BadPickle as bad:
+        raise UnreadableFile(f"The file '{path}' is no whole npz file ({bad}); copy or write it again.") from None
+    stream = torch_file.ByteStream(data)
+    shape, fortran, dtype = _npy_header(path, name, stream)
+    if dtype.hasobject or dtype.newbyteorder("<") not in _NPY_KINDS:
+        raise UnreadableFile(
+            f"Array '{name}' of '{path}' has the number format {dtype}, which drafttrace cannot read; save it as "
+            "float16, float32 or int64."
+        )
+    kind = _NPY_KINDS[dtype.newbyteorder("<")]
+    if dtype.byteorder == ">":
+        raise UnreadableFile(f"Array '{name}' of '{path}' is big-endian; save it in little-endian order.")
+    count = int(np.prod(shape, dtype=np.int64))
+    body = data[stream.tell() : stream.tell() + count * dtype.itemsize]
+    if len(body) != count * dtype.itemsize:
+        raise UnreadableFile(f"Array '{name}' of '{path}' is cut off; copy or write it again.")
+    return Tensor(body.view(STORAGE[kind]).reshape(shape, order="F" if fortran else "C"), kind, file)
+
+
+def _npy_header(path: Path, name: str, stream: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    form: Any = np.lib.format
+    try:
+        version = form.read_magic(stream)
+        reader = form.read_array_header_1_0 if version == (1, 0) else form.read_array_header_2_0
+        shape, fortran, dtype = reader(stream)
+        return tuple(shape), bool(fortran), dtype
+    except (ValueError, TypeError, SyntaxError, EOFError) as error:
+        raise UnreadableFile(
+            f"Array '{name}' of '{path}' has no readable header ({torch_file.reason_of(error)}); save it again."
+        ) from None
+
+
+def _json(path: Path, file: MappedFile) -> Any:
+    if len(file.bytes) > _JSON_LIMIT:
+        raise UnreadableFile(f"The JSON file '{path}' has {len(file.bytes)} bytes, too many to read; store tensors.")
+    try:
+        return json.loads(file.bytes.tobytes().decode("utf-8"))
+    except (ValueError, RecursionError):
+        raise UnreadableFile(f"The file '{path}' begins like JSON but is not valid; write or copy it again.") from None
+
+
+def _inflated(path: Path) -> MappedFile:
+    """A gzip file inflated into a temporary file that has no name and goes away by itself."""
+    folder = os.environ.get("TMPDIR") or tempfile.gettempdir()
+    try:
+        with gzip.open(path, "rb") as source, tempfile.TemporaryFile(dir=folder) as target:
+            room = shutil.disk_usage(folder).free - (64 << 20)
+            while block := source.read(4 << 20):
+                room -= len(block)
+                if room < 0:
+                    raise UnreadableFile(
+                        f"The file '{path}' inflates to more than the space left in '{folder}'; set TMPDIR to a "
+                        "larger folder."
+                    )
+                target.write(block)
+            target.flush()
+            return MappedFile(path, target.fileno())
+    except (gzip.BadGzipFile, EOFError, zlib.error, OSError) as error:
+        raise UnreadableFile(
+            f"The gzip file '{path}' is damaged or cut off ({torch_file.reason_of(error)}); copy or write it again."
+        ) from None

@@ -1,0 +1,201 @@
+"""A path as a numbered set of samples: one file, a list inside a file, or a folder of sample files."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from drafttrace.tracer.capture import Capture
+from drafttrace.tracer.dumps.document import Document, open_document
+from drafttrace.tracer.dumps.registry import FolderLayout, Layout, Request, SampleRef, folder_layouts, layouts
+from drafttrace.tracer.errors import DrafttraceError, UnknownFormat, UnreadableFile
+
+_SUFFIXES = (".pt", ".ckpt", ".ckpt.gz", ".pt.gz", ".pth", ".bin", ".safetensors", ".npz", ".h5", ".hdf5", ".json")
+# Files that stand beside samples and are none.
+_SIDECARS = re.compile(
+    r"(vocab_mapping|token_freq|cache|d2t|t2d|t2d_d2t|target_embeddings|target_weights|adapter_model"
+    r"|model(-\d+-of-\d+)?|pytorch_model(-\d+-of-\d+)?|sglang_meta|vllm_meta|optimizer|scheduler|rng_state.*"
+    r"|training_args)\.(pt|bin|safetensors|pth)$|\.json$"
+)
+_PROBES = 12
+_MOST_FILES = 2_000_000
+
+
+@dataclass(frozen=True)
+class Collection:
+    """The samples of a path. layout: the id; why: how it was recognised."""
+
+    path: Path
+    layout: Layout | FolderLayout
+    why: str
+    refs: Sequence[SampleRef]
+
+    def read(self, ref: SampleRef, request: Request) -> Capture:
+        """One sample. Raises DrafttraceError with what is wrong with it."""
+        if isinstance(self.layout, FolderLayout):
+            return self.layout.read(self.path, ref, request)
+        document = open_document(ref.file)
+        if len(self.refs) > 1 and self.path.is_dir() and self.layout.detect(document) is None:
+            layout, _why = detect(document)
+            raise UnknownFormat(
+                f"The folder '{self.path}' mixes formats: '{ref.file.name}' is {layout.id}, the others are "
+                f"{self.layout.id}; give one file, or move the others away."
+            )
+        return self.layout.read(document, ref.inner, request)
+
+    def ref(self, number: int) -> SampleRef:
+        """The sample of that number. Raises DrafttraceError naming what there is."""
+        for ref in self.refs:
+            if ref.number == number:
+                return ref
+        numbers = [ref.number for ref in self.refs]
+        raise DrafttraceError(
+            f"'{self.path}' has no sample {number}: it holds {len(numbers)}, numbered {min(numbers)} to {max(numbers)}."
+        )
+
+
+def open_collection(path: Path, format_id: str | None = None) -> Collection:
+    """Find out what ``path`` holds. Raises UnreadableFile, or UnknownFormat where it is nothing or more than one."""
+    try:
+        is_folder = path.is_dir()
+        if not is_folder and not path.is_file():
+            raise UnreadableFile(f"There is no file or folder '{path}'; check the path.")
+    except OSError as error:
+        raise UnreadableFile(f"The path '{path}' cannot be followed ({error.strerror}); check the link.") from None
+    if is_folder:
+        return _open_folder(path, format_id)
+    document = open_document(path)
+    layout, why = forced(document, format_id) if format_id is not None else detect(document)
+    count = layout.count(document)
+    if count == 0:
+        raise UnreadableFile(f"The file '{path}' holds no samples; dump it again.")
+    return Collection(path, layout, why, [SampleRef(k, path, k) for k in range(count)])
+
+
+def detect(document: Document) -> tuple[Layout, str]:
+    """The one layout that a document is of, and why. Raises UnknownFormat naming the candidates."""
+    found = [(layout, why) for layout in layouts().values() if (why := layout.detect(document)) is not None]
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise UnknownFormat(
+            f"The file '{document.path}' holds {_contents(document)}, which is no dump format that drafttrace knows; "
+            "name its fields with --slots and --tokens, or the format with --format."
+        )
+    names = " or ".join(layout.id for layout, _why in found)
+    raise UnknownFormat(f"The file '{document.path}' could be {names}; say which with --format.")
+
+
+def forced(document: Document, format_id: str) -> tuple[Layout, str]:
+    """The layout that the user named. Raises UnknownFormat for an id that there is not."""
+    by_name = {name.upper(): layout for name, layout in layouts().items()}
+    layout = by_name.get(format_id.upper())
+    if layout is None:
+        raise UnknownFormat(
+            f"There is no format '{format_id}' for a file; the formats are {', '.join(sorted(layouts()))}."
+        )
+    return layout, layout.detect(document) or "asked for with --format"
+
+
+def _contents(document: Document) -> str:
+    value = document.value
+    if isinstance(value, dict):
+        names = sorted(document.keys)
+        shown = ", ".join(repr(name[:40]) for name in names[:8]) + (", ..." if len(names) > 8 else "")
+        return f"the fields {shown}" if names else f"no fields ({document.container})"
+    if isinstance(value, list):
+        return f"a list of {len(value)} entries"
+    return f"a single {type(value).__name__}"
+
+
+def _open_folder(path: Path, format_id: str | None) -> Collection:
+    found = [
+        (layout, why)
+        for layout in folder_layouts().values()
+        if (format_id is None or format_id.upper() == layout.id) and (why := layout.detect(path)) is not None
+    ]
+    if len(found) > 1:
+        names = " or ".join(layout.id for layout, _why in found)
+        raise UnknownFormat(f"The folder '{path}' could be {names}; say which with --format.")
+    if found:
+        folder_layout, why = found[0]
+        samples = folder_layout.samples(path)
+        if not samples:
+            raise UnreadableFile(f"The folder '{path}' holds no samples of {folder_layout.id}; dump it again.")
+        return Collection(path, folder_layout, why, samples)
+    files = sample_files(path)
+    if not files:
+        raise UnknownFormat(
+            f"The folder '{path}' holds no file that could be a dump ({', '.join(_SUFFIXES[:7])}); give the folder that "
+            "the trainer wrote."
+        )
+    layout, reason = _common_layout(path, files, format_id)
+    return Collection(path, layout, reason, _numbered(layout, files))
+
+
+def sample_files(folder: Path) -> list[Path]:
+    """Every file below a folder that could be a sample, in natural order; links to folders are not followed."""
+    files = [path for path in _walk(folder) if path.name.endswith(_SUFFIXES) and not _SIDECARS.search(path.name)]
+    return sorted(files, key=lambda path: _natural(str(path.relative_to(folder))))
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    count = 0
+    for where, folders, names in os.walk(folder, followlinks=False):
+        folders[:] = sorted(name for name in folders if not name.startswith((".", "__pycache__")))
+        for name in names:
+            path = Path(where, name)
+            if name.startswith(".") or not os.path.isfile(path):
+                continue
+            count += 1
+            if count > _MOST_FILES:
+                raise UnreadableFile(f"The folder '{folder}' holds more than {_MOST_FILES} files; give one below it.")
+            yield path
+
+
+def _natural(text: str) -> list[tuple[int, int, str]]:
+    parts = re.split(r"(\d+)", text)
+    return [(0, int(part), "") if part.isascii() and part.isdigit() else (1, 0, part) for part in parts]
+
+
+def _common_layout(folder: Path, files: Sequence[Path], format_id: str | None) -> tuple[Layout, str]:
+    """The layout that a spread of the files shares."""
+    step = max(1, len(files) // _PROBES)
+    seen: dict[str, tuple[Layout, str, Path]] = {}
+    problems: list[DrafttraceError] = []
+    for path in [*files[::step][:_PROBES], files[-1]]:
+        try:
+            document = open_document(path)
+            layout, why = forced(document, format_id) if format_id is not None else detect(document)
+        except DrafttraceError as error:
+            problems.append(error)
+            continue
+        seen.setdefault(layout.id, (layout, why, path))
+    if not seen:
+        raise problems[0]
+    if len(seen) > 1:
+        listed = ", ".join(f"{name} (e.g. '{path.name}')" for name, (_layout, _why, path) in sorted(seen.items()))
+        raise UnknownFormat(
+            f"The folder '{folder}' mixes formats: {listed}; give one file, or say which with --format."
+        )
+    layout, why, _path = next(iter(seen.values()))
+    return layout, why
+
+
+def _numbered(layout: Layout, files: Sequence[Path]) -> list[SampleRef]:
+    """Samples numbered as the file names number them where those numbers are distinct, else by position."""
+    if len(files) == 1:
+        return [SampleRef(k, files[0], k) for k in range(layout.count(open_document(files[0])))]
+    numbers = [_number(path) for path in files]
+    if None not in numbers and len(set(numbers)) == len(numbers):
+        return [SampleRef(number, path) for number, path in zip(numbers, files, strict=True) if number is not None]
+    return [SampleRef(k, path) for k, path in enumerate(files)]
+
+
+def _number(path: Path) -> int | None:
+    """The number in a name such as ``data_17.ckpt`` or ``hs_17.safetensors``; None where there is none or several."""
+    found = re.findall(r"\d+", path.name.split(".", 1)[0])
+    return int(found[0]) if len(found) == 1 and len(found[0]) <= 12 else None

@@ -1,0 +1,304 @@
+"""speculators (vllm-project): the Arrow folder with ``hs_{i}.safetensors``, its FP8 form, and the two legacy forms.
+
+The vLLM connector that writes ``hs_{i}.safetensors`` writes the same layout under a request's name: VLLM-HS. Files
+written by ``drafttrace reference`` are that layout too, with metadata that states what the layout leaves unsaid.
+
+Sources: vllm-project/speculators ``src/speculators/train/data.py`` (``standardize_data_v0``, ``standardize_data_v1``,
+``ArrowDataset``), ``hs_connectors`` 0.9.0, vLLM ``ExampleHiddenStatesConnector``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from drafttrace.tracer.capture import Capture, Norm, Slot
+from drafttrace.tracer.dumps import build
+from drafttrace.tracer.dumps.arrow_masks import mask_for
+from drafttrace.tracer.dumps.build import ASSUMED, ENTRIES
+from drafttrace.tracer.dumps.document import Document
+from drafttrace.tracer.dumps.registry import Layout, Request, register
+from drafttrace.tracer.dumps.tensor import Tensor
+from drafttrace.tracer.errors import UnreadableFile
+from drafttrace.tracer.rows import Floats, Rows
+
+METADATA_FORMAT = "drafttrace.capture/1"
+_HS_NAME = re.compile(r"hs_(\d+)$")
+
+
+# --- current: safetensors ------------------------------------------------------------------------------------
+
+
+def _is_states_file(document: Document, scales: bool) -> bool:
+    if document.container != "safetensors":
+        return False
+    wanted = {"hidden_states", "token_ids"} | ({"hidden_states_scales"} if scales else set())
+    states = document.tensor("hidden_states")
+    return document.keys == wanted and states is not None and states.ndim in {3, 4}
+
+
+def _detect_arrow(document: Document) -> str | None:
+    if not _is_states_file(document, False) or not _HS_NAME.search(document.path.stem):
+        return None
+    if document.metadata.get("format") == METADATA_FORMAT:
+        return None
+    return "safetensors with hidden_states [L, K+1, H] and token_ids, named hs_{i}"
+
+
+def _detect_vllm(document: Document) -> str | None:
+    if not _is_states_file(document, False) or _HS_NAME.search(document.path.stem):
+        return None
+    if document.metadata.get("format") == METADATA_FORMAT:
+        return None
+    return "safetensors with hidden_states [L, K+1, H] and token_ids"
+
+
+def _detect_fp8(document: Document) -> str | None:
+    if not _is_states_file(document, True):
+        return None
+    return "safetensors with hidden_states [L, K+1, H], hidden_states_scales and token_ids"
+
+
+def _read_current(document: Document, layout: str, why: str, request: Request) -> Capture:
+    path = document.path
+    tokens = build.token_ids(build.field(document, "token_ids"), "token_ids", path)
+    states = build.field(document, "hidden_states")
+    scales = _scales(document, states)
+    parts = build.axis_slots(states, "hidden_states", path, 1, scales)
+    count = len(parts) - 1
+    n = request.layers
+    rule = [2, n // 2, n - 3] if n is not None and count == 3 else None
+    boundaries, source = ENTRIES.resolve(request, count, rule)
+    mask, arrow, note = mask_for(path, tokens)
+    last = build.last_state(
+        f"hidden_states[{count}]",
+        parts[count],
+        Norm.PRE,
+        f"{ASSUMED}: the last entry is the stream before the final norm (vLLM layer id n); the file records no ids, "
+        "and --no-include-last-layer would put an aux layer here",
+    )
+    return build.capture(
+        path,
+        layout,
+        why,
+        tokens,
+        build.slots_of(parts[:count], "hidden_states", boundaries, source),
+        last=last,
+        mask=mask,
+        mask_offset=1,
+        about={"arrow": str(arrow) if arrow is not None else None},
+        notes=(note,) if note else (),
+    )
+
+
+def _scales(document: Document, states: Tensor) -> Floats | None:
+    stored = document.tensor("hidden_states_scales")
+    if stored is None:
+        return None
+    scales = stored.floats().reshape(-1)
+    if len(scales) != states.shape[-3]:
+        raise UnreadableFile(
+            f"The file '{document.path}' has {len(scales)} scales for {states.shape[-3]} rows; write it again."
+        )
+    return scales
+
+
+# --- current layout, written by drafttrace reference ---------------------------------------------------------
+
+
+def _detect_reference(document: Document) -> str | None:
+    if document.metadata.get("format") != METADATA_FORMAT:
+        return None
+    return f"safetensors whose metadata says {METADATA_FORMAT}"
+
+
+def _read_reference(document: Document, _inner: int, _request: Request) -> Capture:
+    path = document.path
+    tokens = build.token_ids(build.field(document, "token_ids"), "token_ids", path)
+    parts = build.axis_slots(build.field(document, "hidden_states"), "hidden_states", path, 1)
+    stated = _int_list(document, "boundaries", len(parts))
+    slots_wanted = _int_list(document, "slots", None)
+    layers = int(document.metadata.get("layers", "-1")) if document.metadata.get("layers", "").isdigit() else None
+    source = f"metadata of the file (written by {document.metadata.get('written_by', 'drafttrace')})"
+    by_boundary: dict[int, Rows] = dict(zip(stated, parts, strict=True))
+    missing = [k for k in slots_wanted if k not in by_boundary]
+    if missing:
+        raise UnreadableFile(f"The file '{path}' names B{missing[0]} as a slot but holds no B{missing[0]}.")
+    slots = tuple(
+        Slot(f"hidden_states[{stated.index(k)}]", by_boundary[k], k, source) for k in slots_wanted
+    )
+    last = None
+    if layers is not None and layers in by_boundary:
+        name = f"hidden_states[{stated.index(layers)}]"
+        last = build.last_state(name, by_boundary[layers], Norm.PRE, source, layers)
+    mask = build.mask_of(document.value.get("loss_mask"), path)
+    embed = Slot(f"hidden_states[{stated.index(0)}]", by_boundary[0], 0, source) if 0 in by_boundary else None
+    return build.capture(
+        path,
+        "DRAFTTRACE",
+        f"safetensors whose metadata says {METADATA_FORMAT}",
+        tokens,
+        slots,
+        last=last,
+        embed=embed,
+        boundaries=by_boundary,
+        mask=mask,
+        mask_offset=int(document.metadata.get("mask_offset", "0") == "1"),
+        valid_length=len(tokens),
+        about={"metadata": dict(document.metadata), "target_layers": layers},
+    )
+
+
+def _int_list(document: Document, name: str, count: int | None) -> list[int]:
+    try:
+        value = json.loads(document.metadata.get(name, "null"))
+    except (ValueError, RecursionError):
+        value = None
+    good = isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
+    if not good or len(set(value)) != len(value) or (count is not None and len(value) != count):
+        raise UnreadableFile(
+            f"The metadata '{name}' of '{document.path}' is no list of boundaries that fits its tensors; write the "
+            "file again with drafttrace reference."
+        )
+    return list(value)
+
+
+# --- legacy v1: a list of states per sample, ids beside it ---------------------------------------------------
+
+
+def _detect_v1(document: Document) -> str | None:
+    if not isinstance(document.value, dict) or not isinstance(document.value.get("hidden_states"), list):
+        return None
+    if "input_ids" not in document.keys:
+        return None
+    return "a dict whose hidden_states is a LIST of tensors [L, H]"
+
+
+def _read_v1(document: Document, _inner: int, request: Request) -> Capture:
+    path = document.path
+    tokens = build.token_ids(build.field(document, "input_ids"), "input_ids", path)
+    stored = document.value["hidden_states"]
+    parts = [_entry(path, k, value) for k, value in enumerate(stored)]
+    if not parts:
+        raise UnreadableFile(f"The list 'hidden_states' of '{path}' is empty; dump the sample again.")
+    config_path, config = _data_config(path)
+    ids, source, notes = _v1_ids(config_path, config, len(parts), request)
+    boundaries = [None if k is None else k + 1 for k in ids]
+    last_boundary = boundaries[-1]
+    n = request.layers
+    if n is not None and last_boundary is not None and last_boundary != n:
+        notes.append(
+            f"the last entry is declared B{last_boundary}, but the target's last boundary is B{n}: the 'last state' "
+            "of this dump is an inner layer"
+        )
+    name = f"hidden_states[{len(parts) - 1}]"
+    why = "speculators v1 convention: layer outputs without the final norm" + (
+        f"; declared as B{last_boundary} by {source}" if last_boundary is not None else ""
+    )
+    return build.capture(
+        path,
+        "SPEC-V1",
+        _detect_v1(document) or "asked for with --format",
+        tokens,
+        build.slots_of(parts[:-1], "hidden_states", boundaries[:-1], source),
+        last=build.last_state(name, parts[-1], Norm.PRE, why, last_boundary),
+        mask=build.mask_of(document.value.get("loss_mask"), path),
+        mask_offset=1,
+        about={"data_config": config, "data_config_path": None if config_path is None else str(config_path)},
+        notes=tuple(notes),
+    )
+
+
+def _entry(path: Path, k: int, value: Any) -> Rows:
+    if not isinstance(value, Tensor):
+        raise UnreadableFile(f"Entry {k} of 'hidden_states' in '{path}' is {type(value).__name__}, no tensor.")
+    return build.rows(value, f"hidden_states[{k}]", path)
+
+
+def _data_config(path: Path) -> tuple[Path | None, dict[str, Any] | None]:
+    """The ``data_config.json`` beside a sample or one folder above it."""
+    for folder in (path.parent, path.parent.parent):
+        candidate = folder / "data_config.json"
+        if candidate.is_file():
+            try:
+                config = json.loads(candidate.read_text("utf-8"))
+            except (OSError, ValueError, RecursionError):
+                raise UnreadableFile(f"The file '{candidate}' is not valid JSON; repair it or move it away.") from None
+            return candidate, config if isinstance(config, dict) else None
+    return None, None
+
+
+def _v1_ids(
+    config_path: Path | None, config: dict[str, Any] | None, count: int, request: Request
+) -> tuple[list[int | None], str, list[str]]:
+    """The O ids of ``count`` entries, None where unknown; where they come from; and what is odd about them."""
+    unknown: list[int | None] = [None] * count
+    if request.layer_ids is not None and len(request.layer_ids) in {count, count - 1}:
+        given: list[int | None] = [*request.layer_ids, None]
+        return given[:count], "layer ids given by the user, O(id)", []
+    block = (config or {}).get("hidden_states")
+    ids = block.get("layer_ids") if isinstance(block, dict) else None
+    default = f"{ASSUMED}: O{{2, n//2, n-3}} = B{{3, n//2+1, n-2}}, then O(n-1) = B(n)"
+    if ids is None:
+        where = "no data_config.json beside it" if config_path is None else f"no layer_ids in {config_path.name}"
+        return unknown, f"{default}; {where}", []
+    if not isinstance(ids, list) or not all(type(k) is int and k >= -1 for k in ids):
+        return unknown, f"{default}; the layer_ids of data_config.json are no layer numbers", [
+            "data_config.json declares layer_ids that are no layer numbers"
+        ]
+    if len(ids) not in {count, count - 1}:
+        note = f"data_config.json declares {len(ids)} layer ids, the sample holds {count} entries"
+        return unknown, f"{default}; {note}", [note]
+    notes = []
+    if -1 in ids:
+        notes.append("data_config.json uses layer id -1 for the embedding output B0, an extension of speculators v1")
+    if len(ids) == count - 1:
+        notes.append("data_config.json declares no layer id for the last entry")
+    full: list[int | None] = [*ids, None]
+    return full[:count], "data_config.json layer_ids, O(id) = B(id + 1)", notes
+
+
+# --- legacy v0 -----------------------------------------------------------------------------------------------
+
+
+def _detect_v0(document: Document) -> str | None:
+    if document.tensor("hidden_state") is None or document.tensor("target") is None:
+        return None
+    return "a dict with hidden_state [L, 3H] and target [L, H]"
+
+
+def _read_v0(document: Document, _inner: int, request: Request) -> Capture:
+    path = document.path
+    tokens = build.token_ids(build.field(document, "input_ids"), "input_ids", path)
+    target = build.rows(build.field(document, "target"), "target", path)
+    parts = build.side_by_side(build.field(document, "hidden_state"), "hidden_state", path, request, target.width)
+    boundaries, source = ENTRIES.resolve(request, len(parts))
+    return build.capture(
+        path,
+        "SPEC-V0",
+        _detect_v0(document) or "asked for with --format",
+        tokens,
+        build.slots_of(parts, "hidden_state", boundaries, source),
+        last=build.last_state("target", target, Norm.POST, "speculators v0 convention: hidden_states[-1] of transformers"),
+        mask=build.mask_of(document.value.get("loss_mask"), path),
+        mask_offset=1,
+    )
+
+
+def _current(layout: str, detect: Any) -> Any:
+    def read(document: Document, _inner: int, request: Request) -> Capture:
+        return _read_current(document, layout, detect(document) or "asked for with --format", request)
+
+    return read
+
+
+register(Layout("SPEC-ARROW", "speculators 0.5+ (hs_i.safetensors beside an Arrow folder)", _detect_arrow,
+                _current("SPEC-ARROW", _detect_arrow)))  # fmt: skip
+register(Layout("VLLM-HS", "vLLM hidden-states connector", _detect_vllm, _current("VLLM-HS", _detect_vllm)))
+register(Layout("SPEC-FP8", "speculators 0.9 with fp8 states", _detect_fp8, _current("SPEC-FP8", _detect_fp8)))
+register(Layout("DRAFTTRACE", "drafttrace reference", _detect_reference, _read_reference))
+register(Layout("SPEC-V1", "speculators 0.2 to 0.4 (data_i.pt)", _detect_v1, _read_v1))
+register(Layout("SPEC-V0", "speculators before 0.2", _detect_v0, _read_v0))
+

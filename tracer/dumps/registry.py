@@ -1,0 +1,122 @@
+"""The list of dump layouts. A new layout is one module that calls :func:`register`, and one test.
+
+A layout says whether a document is its own (:attr:`Layout.detect`, by content) and makes a capture of it
+(:attr:`Layout.read`). Layouts that live in a whole folder use :class:`FolderLayout`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from drafttrace.tracer.capture import Capture
+from drafttrace.tracer.dumps.document import Document
+
+
+@dataclass(frozen=True)
+class FieldMap:
+    """Which names of a file that has no layout of its own hold what; ``name[i]`` picks entry i of a list or of
+    the second axis. boundaries: one per slot, or None where they are unknown."""
+
+    slots: tuple[str, ...] = ()
+    tokens: str | None = None
+    last: str | None = None
+    last_norm: str = "unknown"
+    mask: str | None = None
+    boundaries: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a reader may need and a file may not say.
+
+    hidden_size: width H of one slot. layers: decoder layers n of the target. layer_ids: what the user says the
+    layer ids were, in the numbering of the file's own project. tokens_only: the caller wants nothing but tokens,
+    so a reader must not fail for a missing hidden size.
+    """
+
+    hidden_size: int | None = None
+    layers: int | None = None
+    layer_ids: tuple[int, ...] | None = None
+    fields: FieldMap = field(default_factory=FieldMap)
+    tokens_only: bool = False
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A layout of one file. detect gives the reason why a document is of it, or None. count: samples in it."""
+
+    id: str
+    title: str
+    detect: Callable[[Document], str | None]
+    read: Callable[[Document, int, Request], Capture]
+    count: Callable[[Document], int] = lambda _document: 1
+
+
+@dataclass(frozen=True)
+class SampleRef:
+    """Where one sample lies: its number as the user writes it, its file, and its place inside the file."""
+
+    number: int
+    file: Path
+    inner: int = 0
+
+
+@dataclass(frozen=True)
+class FolderLayout:
+    """A layout of a whole folder, with files that mean nothing alone."""
+
+    id: str
+    title: str
+    detect: Callable[[Path], str | None]
+    samples: Callable[[Path], Sequence[SampleRef]]
+    read: Callable[[Path, SampleRef, Request], Capture]
+
+
+_LAYOUTS: dict[str, Layout] = {}
+_FOLDERS: dict[str, FolderLayout] = {}
+_loaded = False
+
+
+def register(layout: Layout | FolderLayout) -> None:
+    """Add a layout. Raises ValueError for an id that is taken."""
+    taken = layout.id in (_LAYOUTS if isinstance(layout, Layout) else _FOLDERS)
+    if taken:
+        raise ValueError(f"the format id {layout.id} is registered twice")
+    if isinstance(layout, Layout):
+        _LAYOUTS[layout.id] = layout
+    else:
+        _FOLDERS[layout.id] = layout
+
+
+def layouts() -> Mapping[str, Layout]:
+    """Every layout of one file, by id."""
+    _load()
+    return _LAYOUTS
+
+
+def folder_layouts() -> Mapping[str, FolderLayout]:
+    """Every layout of a folder, by id."""
+    _load()
+    return _FOLDERS
+
+
+def format_ids() -> list[str]:
+    """Every id that ``--format`` takes, sorted."""
+    return sorted({*layouts(), *folder_layouts()})
+
+
+def _load() -> None:
+    """Import every module whose name starts with ``from_``: each registers its layouts."""
+    global _loaded
+    if _loaded:
+        return
+    from drafttrace.tracer import dumps
+
+    for module in sorted(pkgutil.iter_modules(dumps.__path__), key=lambda info: info.name):
+        if module.name.startswith("from_"):
+            importlib.import_module(f"{dumps.__name__}.{module.name}")
+    _loaded = True

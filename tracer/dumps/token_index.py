@@ -1,0 +1,203 @@
+"""Finds the sample with given tokens among thousands of files, by hashes of token prefixes kept in a user cache.
+
+A sample and a trace rarely have equal tokens: one goes on where the other stops, one is padded, one lost its first
+token. So the hashes of several prefix lengths are kept, and the sample that shares the longest prefix wins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from drafttrace.tracer.capture import Capture, Ints
+from drafttrace.tracer.dumps.folder import Collection
+from drafttrace.tracer.dumps.registry import Request, SampleRef
+from drafttrace.tracer.errors import DrafttraceError, NothingToCompare
+
+_LENGTHS = (4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
+_STARTS = (0, 1)
+_VERSION = 1
+_MULTIPLIER = 6364136223846793005  # Knuth's MMIX generator
+_WORD = (1 << 64) - 1
+
+Hashes = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True)
+class _Entry:
+    size: int
+    modified: int
+    length: int
+    hashes: Hashes  # [len(_STARTS), len(_LENGTHS)], 0 where the sample is shorter; all 0 for an unreadable file
+
+
+def find_sample(spec: str, like: Capture, *, format: str | None = None) -> int:
+    """The number of the sample of ``spec`` whose tokens match those of ``like``.
+
+    Raises NothingToCompare where none shares even four tokens from its start, or several share equally many.
+    """
+    from drafttrace.tracer.dumps.folder import open_collection
+    from drafttrace.tracer.open import split_spec
+
+    path, number = split_spec(spec)
+    return number if number is not None else find_in(open_collection(path, format), like)
+
+
+def find_in(collection: Collection, like: Capture) -> int:
+    """As :func:`find_sample`, in an open collection."""
+    entries = _entries(collection)
+    known = _known(like.tokens)
+    wanted = {(start, column): value for start in _STARTS for column, value in _prefix_hashes(known, start).items()}
+    best: dict[int, int] = {}
+    for (_start, column), value in wanted.items():
+        for index, entry in enumerate(entries):
+            if (entry.hashes[:, column] == np.uint64(value)).any():
+                best[index] = max(best.get(index, 0), _LENGTHS[column])
+    if not best:
+        raise NothingToCompare(
+            f"None of the {len(entries)} samples of '{collection.path}' starts with the tokens of '{like.path}'; is it "
+            "the dump of the same text, and the same chat template?"
+        )
+    top = max(best.values())
+    finalists = [index for index, length in best.items() if length == top]
+    if len(finalists) > 1:
+        finalists = _most_alike(collection, finalists, known)
+    if len(finalists) > 1:
+        numbers = ", ".join(f"#{collection.refs[index].number}" for index in finalists[:5])
+        raise NothingToCompare(
+            f"Samples {numbers} of '{collection.path}' share equally many tokens with '{like.path}'; name one of them."
+        )
+    return collection.refs[finalists[0]].number
+
+
+def _most_alike(collection: Collection, finalists: list[int], known: Ints) -> list[int]:
+    """Those of the finalists with the longest common prefix; among equal ones, those of the nearest length."""
+    scores: dict[int, tuple[int, int]] = {}
+    for index in finalists[:200]:
+        tokens = _sample_tokens(collection, collection.refs[index])
+        common = max(_common(tokens[a:], known[b:]) for a in _STARTS for b in _STARTS)
+        scores[index] = common, -abs(len(tokens) - len(known))
+    top = max(scores.values())
+    return [index for index, score in scores.items() if score == top]
+
+
+def _common(left: Ints, right: Ints) -> int:
+    length = min(len(left), len(right))
+    differing = np.flatnonzero(left[:length] != right[:length])
+    return int(differing[0]) if len(differing) else length
+
+
+def _known(tokens: Ints) -> Ints:
+    """The tokens without unknown ones (-1) at the start."""
+    known = np.flatnonzero(tokens >= 0)
+    return tokens[known[0] :] if len(known) else tokens[:0]
+
+
+def _sample_tokens(collection: Collection, ref: SampleRef) -> Ints:
+    capture = collection.read(ref, Request(tokens_only=True))
+    return _known(capture.tokens[: capture.valid_length or None])
+
+
+def _prefix_hashes(tokens: Ints, start: int) -> dict[int, int]:
+    """Column -> 64-bit hash of ``tokens[start : start + _LENGTHS[column]]``, for the lengths that there are."""
+    found: dict[int, int] = {}
+    state, position = 1469598103934665603, 0
+    values = tokens[start : start + _LENGTHS[-1]].tolist()
+    for column, length in enumerate(_LENGTHS):
+        if length > len(values):
+            break
+        for value in values[position:length]:
+            state = ((state ^ (value + 0x9E3779B97F4A7C15)) * _MULTIPLIER) & _WORD
+            state ^= state >> 29
+        position = length
+        found[column] = state or 1
+    return found
+
+
+def _entries(collection: Collection) -> list[_Entry]:
+    cache = _cache_file(collection)
+    known = _load(cache) if cache is not None else {}
+    entries: list[_Entry] = []
+    fresh: dict[str, _Entry] = {}
+    changed = False
+    stats: dict[Path, os.stat_result] = {}
+    for ref in collection.refs:
+        stat = stats.get(ref.file) or stats.setdefault(ref.file, os.stat(ref.file))
+        key = f"{ref.file}#{ref.inner}"
+        entry = known.get(key)
+        if entry is None or entry.size != stat.st_size or entry.modified != stat.st_mtime_ns:
+            entry, changed = _make(collection, ref, stat), True
+        fresh[key] = entry
+        entries.append(entry)
+    if changed and cache is not None:
+        _save(cache, fresh)
+    return entries
+
+
+def _make(collection: Collection, ref: SampleRef, stat: os.stat_result) -> _Entry:
+    hashes = np.zeros((len(_STARTS), len(_LENGTHS)), np.uint64)
+    length = 0
+    # One damaged file among thousands must not hide the others: it just never matches.
+    with contextlib.suppress(DrafttraceError):
+        tokens = _sample_tokens(collection, ref)
+        length = len(tokens)
+        for row, start in enumerate(_STARTS):
+            for column, value in _prefix_hashes(tokens, start).items():
+                hashes[row, column] = value
+    return _Entry(stat.st_size, stat.st_mtime_ns, length, hashes)
+
+
+def cache_folder() -> Path:
+    """The folder for what can be computed again: ``$XDG_CACHE_HOME/drafttrace`` or ``~/.cache/drafttrace``."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return Path(base) / "drafttrace" if base else Path.home() / ".cache" / "drafttrace"
+
+
+def _cache_file(collection: Collection) -> Path | None:
+    if len(collection.refs) < 8:
+        return None
+    key = f"{_VERSION}|{collection.path.resolve()}|{collection.layout.id}"
+    return cache_folder() / "tokens" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.npz"
+
+
+def _load(path: Path) -> dict[str, _Entry]:
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            keys, numbers, hashes = stored["keys"], stored["numbers"], stored["hashes"]
+    except (OSError, ValueError, KeyError, EOFError, _bad_zip()):
+        return {}
+    if hashes.shape != (len(keys), len(_STARTS), len(_LENGTHS)) or numbers.shape != (len(keys), 3):
+        return {}
+    return {
+        str(key): _Entry(int(row[0]), int(row[1]), int(row[2]), value)
+        for key, row, value in zip(keys.tolist(), numbers.tolist(), hashes, strict=True)
+    }
+
+
+def _bad_zip() -> type[Exception]:
+    import zipfile
+
+    return zipfile.BadZipFile
+
+
+def _save(path: Path, entries: dict[str, _Entry]) -> None:
+    """Write the cache, whole or not at all. A cache that cannot be written is no error."""
+    arrays: dict[str, Any] = {
+        "keys": np.array(list(entries)),
+        "numbers": np.array([(e.size, e.modified, e.length) for e in entries.values()], np.int64),
+        "hashes": np.stack([entry.hashes for entry in entries.values()]),
+    }
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, part = tempfile.mkstemp(dir=path.parent, suffix=".part")
+        with os.fdopen(handle, "wb") as stream:
+            np.savez(stream, **arrays)
+        os.replace(part, path)

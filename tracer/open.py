@@ -1,0 +1,100 @@
+"""Opens whatever a user names, a trace or a training dump, as one :class:`Capture`."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+from drafttrace.tracer.capture import Capture
+from drafttrace.tracer.dumps.folder import Collection, open_collection
+from drafttrace.tracer.dumps.registry import FieldMap, Request
+from drafttrace.tracer.errors import DrafttraceError, UnreadableFile
+
+
+def open_capture(
+    spec: str,
+    *,
+    format: str | None = None,
+    sample: int | None = None,
+    mapping: FieldMap | None = None,
+    like: Capture | None = None,
+    request: Request | None = None,
+) -> Capture:
+    """The capture that ``spec`` names: ``PATH`` or ``PATH#i``.
+
+    format: the id of a dump layout, to overrule recognition. sample: the number of the sample, as ``#i``.
+    mapping: the names of the fields, for a file of no known layout. like: the other side of a comparison; among
+    several samples the one with its tokens is taken, and its hidden size is used where a file does not tell its own.
+    request: hidden size, layer count and layer ids, where the user knows them.
+
+    Raises UnreadableFile, UnknownFormat, or DrafttraceError where a sample must be chosen.
+    """
+    path, number = split_spec(spec)
+    if sample is not None:
+        if number is not None and number != sample:
+            raise DrafttraceError(f"'{spec}' names sample {number} and --sample says {sample}; give one of the two.")
+        number = sample
+    if format is None and mapping is None and _is_trace(path):
+        return _open_trace(path, number)
+    asked = _request(request, mapping, like)
+    collection = open_collection(path, "MAPPED" if mapping is not None and format is None else format)
+    if number is None:
+        number = _choose(collection, like)
+    ref = collection.ref(number)
+    capture = collection.read(ref, asked)
+    return dataclasses.replace(capture, sample=number) if len(collection.refs) > 1 else capture
+
+
+def split_spec(spec: str) -> tuple[Path, int | None]:
+    """``("PATH", i)`` for ``PATH#i``; a file whose own name ends so is taken as it is."""
+    head, mark, tail = spec.rpartition("#")
+    if mark and tail.isascii() and tail.isdigit() and len(tail) <= 12 and not os.path.lexists(spec):
+        return Path(head), int(tail)
+    if not spec or "\0" in spec:
+        raise UnreadableFile("The path is empty; give the file or folder of a trace or dump.")
+    return Path(spec), None
+
+
+def _is_trace(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as stream:
+        if stream.read(8) != b"\x89HDF\r\n\x1a\n":
+            return False
+    from drafttrace.tracer.trace.reader import is_trace
+
+    return bool(is_trace(path))
+
+
+def _open_trace(path: Path, number: int | None) -> Capture:
+    if number:
+        raise DrafttraceError(f"'{path}' is a trace of one request and has no sample {number}; leave '#{number}' out.")
+    from drafttrace.tracer.trace.reader import read_trace
+
+    capture: Capture = read_trace(path)
+    return capture
+
+
+def _request(request: Request | None, mapping: FieldMap | None, like: Capture | None) -> Request:
+    asked = request or Request()
+    if mapping is not None:
+        asked = dataclasses.replace(asked, fields=mapping)
+    if like is not None and asked.hidden_size is None:
+        asked = dataclasses.replace(asked, hidden_size=like.hidden_size)
+    return asked
+
+
+def _choose(collection: Collection, like: Capture | None) -> int:
+    """The number of the only sample, or of the one with the other side's tokens."""
+    if len(collection.refs) == 1:
+        return collection.refs[0].number
+    if like is None:
+        numbers = [ref.number for ref in collection.refs]
+        raise DrafttraceError(
+            f"'{collection.path}' holds {len(numbers)} samples; name one as '{collection.path}#{numbers[0]}' or with "
+            "--sample."
+        )
+    from drafttrace.tracer.dumps.token_index import find_in
+
+    return find_in(collection, like)

@@ -1,0 +1,166 @@
+"""Rows on their way from a forward pass to the writer. Knows tensors, and nothing of any engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from drafttrace.hooks.identity import RowGroup
+
+if TYPE_CHECKING:
+    import torch
+
+    from drafttrace.hooks.session import Session
+
+
+@dataclass
+class Part:
+    """One tap's rows of one request: ``tensor`` ``[m, width]`` stands at rows ``offset .. offset+m`` of the group.
+
+    offset None: the row is the last accepted one, which is known only when the verdict is.
+    """
+
+    tensor: torch.Tensor
+    offset: int | None = 0
+    source: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.tensor.numel() * self.tensor.element_size())
+
+
+@dataclass
+class FrameRows:
+    """The rows of one request in one forward pass, with every tap that fired there.
+
+    position and token_id: tensors ``[rows]`` of the engine's own. sweep: how many of the rows a layer sweep covers.
+    parts: by tap name.
+    """
+
+    side: str
+    group: RowGroup
+    rows: int
+    round: int
+    frame: int
+    position: torch.Tensor
+    token_id: torch.Tensor
+    graph: bool = False
+    live_rows: int = 0
+    padded_rows: int = 0
+    cached_prefix: int = 0
+    rank: int = 0
+    sweep: int = 0
+    parts: dict[str, Part] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self.parts.values()) + 64 * self.rows
+
+
+@dataclass
+class Span:
+    """Where one traced request (number ``index``) stands in the running batch: rows ``start .. stop``."""
+
+    session: Session
+    start: int
+    stop: int
+    index: int
+    rows: FrameRows
+
+
+@dataclass
+class Frame:
+    """One forward pass that holds at least one traced request."""
+
+    side: str
+    spans: list[Span]
+    expected: frozenset[str] = frozenset()
+    live_rows: int = 0
+    graph: bool = False
+
+    def take(self, name: str, tensor: torch.Tensor, source: int = 0) -> None:
+        """Copy the traced rows of ``tensor`` ``[batch rows, width]`` now: fused kernels overwrite views in place."""
+        for span in self.spans:
+            if not span.session.wants(name) or name in span.rows.parts:
+                continue
+            stop = span.session.cut(name, span.rows, span.start, span.stop)
+            if stop <= span.start:
+                continue
+            if tensor.shape[0] < span.stop:
+                raise RuntimeError(
+                    f"the tap {name} saw {tensor.shape[0]} rows where the batch has {self.live_rows} or more"
+                )
+            span.rows.parts[name] = Part(tensor[span.start : stop].clone(), source=source)
+
+    def take_part(self, span: Span, name: str, tensor: torch.Tensor, offset: int | None) -> None:
+        """Keep ``tensor`` (already this request's own copy) as rows of a tap."""
+        if span.session.wants(name) and name not in span.rows.parts:
+            span.rows.parts[name] = Part(tensor, offset)
+
+
+@dataclass
+class Batch:
+    """What one scheduler step computed for one request: its frames in order, and the verdict if it verified.
+
+    nodes and count are the engine's tensors until :meth:`settle` has run; event is a CUDA event or None.
+    """
+
+    session: Session
+    frames: list[FrameRows] = field(default_factory=list)
+    nodes: torch.Tensor | None = None
+    count: torch.Tensor | None = None
+    event: Any = None
+    total: int | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return sum(frame.nbytes for frame in self.frames)
+
+    @property
+    def row_count(self) -> int:
+        return sum(frame.rows for frame in self.frames)
+
+    def to_host(self) -> None:
+        """Start the copies to pinned host memory where the tensors live on a GPU; an event says when they are done."""
+        import torch
+
+        device = next((p.tensor.device for f in self.frames for p in f.parts.values() if p.tensor.is_cuda), None)
+        if device is None:
+            return
+        for frame in self.frames:
+            frame.position, frame.token_id = _pinned(frame.position), _pinned(frame.token_id)
+            for part in frame.parts.values():
+                part.tensor = _pinned(part.tensor)
+        if self.nodes is not None and self.count is not None:
+            self.nodes, self.count = _pinned(self.nodes), _pinned(self.count)
+        self.event = torch.cuda.Event()
+        self.event.record()
+
+    def wait(self) -> None:
+        """Block until the copies of :meth:`to_host` are done. Called by the writer thread."""
+        if self.event is not None:
+            self.event.synchronize()
+            self.event = None
+
+
+def _pinned(tensor: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    if not tensor.is_cuda:
+        return tensor
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
+    host.copy_(tensor, non_blocking=True)
+    return host
+
+
+def as_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """A host tensor in the storage form of the trace: bf16 and fp8 as unsigned integers of their bits."""
+    import torch
+
+    if tensor.dtype == torch.bfloat16:
+        return tensor.contiguous().view(torch.int16).numpy().view(np.uint16)
+    if tensor.dtype.itemsize == 1 and tensor.dtype.is_floating_point:
+        return tensor.contiguous().view(torch.uint8).numpy()
+    return tensor.contiguous().numpy()

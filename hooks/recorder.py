@@ -1,0 +1,255 @@
+"""The recorder of one process: which requests are traced, and the frames of the batch that is running.
+
+An engine's adapter drives it: ``open_batch``, then for every forward pass ``begin_frame`` / taps / ``end_frame``, then
+``close_batch``; ``settle`` when the engine has processed the result, ``end`` when the request is over. Nothing here
+raises into the engine: what goes wrong is counted, logged once, and marks the traces concerned as incomplete.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from drafttrace.hooks.config import Settings, trace_id_of
+from drafttrace.hooks.frames import Batch, Frame, FrameRows, Span
+from drafttrace.hooks.identity import RowGroup
+from drafttrace.hooks.options import BadOptions, TapOptions
+from drafttrace.hooks.plan import ModelFacts
+from drafttrace.hooks.session import Session
+from drafttrace.hooks.sink import WriterThread
+from drafttrace.hooks.store import INCOMPLETE, Store, read_json, write_json
+from drafttrace.tracer.capture import Phase
+
+if TYPE_CHECKING:
+    import torch
+
+logger = logging.getLogger("drafttrace")
+
+_REMEMBERED = 4096  # request ids of traces that are over
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where request number ``index`` of a forward pass stands: rows ``start .. stop`` of the batch."""
+
+    rid: str
+    start: int
+    stop: int
+    index: int = 0
+    cached_prefix: int = 0
+
+
+class Recorder:
+    """Sessions and frames of one process. ``active`` is the one thing that taps look at when nothing is traced."""
+
+    def __init__(self, settings: Settings, store: Store, facts: Callable[[], ModelFacts], *, rank: int = 0) -> None:
+        self.active = False
+        self.settings = settings
+        self.store = store
+        self.rank = rank
+        self.thread = WriterThread(settings.queue_bytes)
+        self.sessions: dict[str, Session] = {}
+        self.errors = 0
+        self.last_error: str | None = None
+        self.frame: Frame | None = None
+        self._facts = facts
+        self._batches: dict[str, Batch] = {}
+        self._seen: dict[str, Any] = {}
+        self._lock = threading.Lock()
+
+    # Requests
+
+    def session(self, rid: str, prompt: Sequence[int]) -> Session | None:
+        """The session of a request id; None where nobody asked for a trace of that name."""
+        found = self.sessions.get(rid)
+        if found is not None:
+            return found
+        trace_id = trace_id_of(rid)
+        request = read_json(self.store.request_path(trace_id)) if trace_id is not None else None
+        if trace_id is None or request is None:
+            return None
+        if self._seen.get(rid) == request.get("created"):  # over already; overlap scheduling runs one step too many
+            return None
+        if len(self._seen) > _REMEMBERED:
+            self._seen.clear()
+        self._seen[rid] = request.get("created")
+        session = self._start(trace_id, rid, request, prompt)
+        if session is not None:
+            self.sessions[rid] = session
+        return session
+
+    def _start(self, trace_id: str, rid: str, request: Mapping[str, Any], prompt: Sequence[int]) -> Session | None:
+        refusal = None
+        try:
+            options = TapOptions.parse(request.get("taps") or {})
+        except BadOptions as error:
+            refusal = str(error)
+        if self.store.trace_path(trace_id).exists():
+            # Another request with this id has its file already: leave both file and state alone.
+            logger.error("drafttrace: a second request names the trace %s; it is not recorded", trace_id)
+            return None
+        if len(self.sessions) >= self.settings.max_traces:
+            refusal = f"{self.settings.max_traces} traces are being recorded already; raise DRAFTTRACE_MAX_TRACES"
+        if refusal is not None:
+            self.refuse(trace_id, refusal)
+            return None
+        return Session(
+            trace_id,
+            rid,
+            options=options,
+            facts=self._facts(),
+            settings=self.settings,
+            store=self.store,
+            thread=self.thread,
+            prompt=prompt,
+            rank=self.rank,
+        )
+
+    def refuse(self, trace_id: str, reason: str) -> None:
+        """Tell the client why there will be no trace."""
+        try:
+            write_json(self.store.state_path(trace_id), {"state": INCOMPLETE, "reason": reason, "pid": os.getpid()})
+        except OSError as error:
+            self.fail("refuse", error)
+
+    # One scheduler step
+
+    def open_batch(self, requests: Mapping[str, Sequence[int]], *, verifies: bool) -> None:
+        """A scheduler step begins. requests: request id -> prompt ids. verifies: whether it is a verify round."""
+        self._batches = {}
+        for rid, prompt in requests.items():
+            session = self.session(rid, prompt)
+            if session is None:
+                continue
+            if verifies:
+                session.round += 1
+            self._batches[rid] = Batch(session)
+        self.active = bool(self._batches)
+
+    def begin_frame(
+        self,
+        side: str,
+        phase: Phase,
+        entries: Sequence[Entry],
+        *,
+        position: torch.Tensor,
+        token_id: torch.Tensor,
+        step: int = -1,
+        branches: int = 1,
+    ) -> Frame | None:
+        """A forward pass begins. position, token_id: ``[rows of the batch]``. None where it holds no traced rows."""
+        spans = []
+        for entry in entries:
+            batch = self._batches.get(entry.rid)
+            if batch is None or entry.stop <= entry.start:
+                continue
+            session = batch.session
+            if side == "draft" and not session.layout.draft:
+                continue
+            rows = FrameRows(
+                side=side,
+                group=RowGroup(phase, step, entry.start, branches),
+                rows=entry.stop - entry.start,
+                round=session.round if phase not in (Phase.PREFILL, Phase.DRAFT_EXTEND_PREFILL) else -1,
+                frame=session.frames,
+                position=position[entry.start : entry.stop].clone(),
+                token_id=token_id[entry.start : entry.stop].clone(),
+                live_rows=len(position),
+                padded_rows=len(position),
+                cached_prefix=entry.cached_prefix,
+                rank=self.rank,
+            )
+            session.frames += 1
+            session.plan_sweep(rows)
+            batch.frames.append(rows)
+            spans.append(Span(session, entry.start, entry.stop, entry.index, rows))
+        self.frame = Frame(side, spans, live_rows=len(position)) if spans else None
+        return self.frame
+
+    def tap(self, side: str, name: str, tensor: torch.Tensor) -> None:
+        """A tap fired with ``tensor`` ``[batch rows, width]``."""
+        frame = self.frame
+        if frame is None or frame.side != side:
+            return
+        try:
+            frame.take(name, tensor)
+        except Exception as error:
+            self.fail(f"the tap {name}", error, frame)
+
+    def end_frame(self, *, graph: bool = False, padded_rows: int | None = None) -> None:
+        """The forward pass is over: book which taps fired."""
+        frame, self.frame = self.frame, None
+        if frame is None:
+            return
+        for span in frame.spans:
+            span.rows.graph = graph
+            if padded_rows is not None:
+                span.rows.padded_rows = padded_rows
+            span.session.count_frame(span.rows)
+
+    def verdict(self, rid: str, nodes: torch.Tensor, count: torch.Tensor) -> None:
+        """The verifier's answer for one request of the running batch: accepted path (batch rows) and its length."""
+        batch = self._batches.get(rid)
+        if batch is not None:
+            batch.nodes, batch.count = nodes.clone(), count.clone()
+
+    def close_batch(self) -> None:
+        """The scheduler step is over: its rows wait until the engine has processed the result."""
+        for batch in self._batches.values():
+            batch.to_host()
+            batch.session.pending.append(batch)
+        self._batches = {}
+        self.active = False
+        self.frame = None
+
+    def settle(self, rid: str, total: int, accepted: int | None) -> None:
+        """The engine has processed the oldest waiting step. total: tokens of prompt and output by now."""
+        session = self.sessions.get(rid)
+        if session is None or session.ended or not session.pending:
+            return
+        batch = session.pending.popleft()
+        batch.total = total
+        if accepted is not None:
+            session.accept_counts.append(accepted)
+        session.commit(batch)
+
+    def end(self, rid: str, tokens: Sequence[int], prompt_length: int, request: Mapping[str, Any]) -> None:
+        """The request is over."""
+        session = self.sessions.pop(rid, None)
+        if session is not None:
+            session.end(tokens, prompt_length, request)
+
+    def abandon(self, rid: str, reason: str) -> None:
+        """The request ends without a result (aborted in the queue, refused)."""
+        session = self.sessions.get(rid)
+        trace_id = trace_id_of(rid)
+        if session is not None:
+            session.problem(reason)
+            self.end(
+                rid, session.prompt, len(session.prompt), {"finish_reason": {"type": "abort", "message": reason}}
+            )
+        elif trace_id is not None and read_json(self.store.request_path(trace_id)) is not None:
+            if not self.store.state_path(trace_id).exists():
+                self.refuse(trace_id, reason)
+
+    def stop(self) -> None:
+        """The process ends in good order: end every trace and wait for the writer."""
+        for rid in list(self.sessions):
+            self.abandon(rid, "the server was stopped before the request was finished")
+        self.thread.close()
+
+    def fail(self, where: str, error: BaseException, frame: Frame | None = None) -> None:
+        """Something of ours went wrong. Logged once; the traces in the batch become incomplete."""
+        with self._lock:
+            self.errors += 1
+            first = self.errors == 1
+            self.last_error = f"{where}: {error or type(error).__name__}"
+        if first:
+            logger.error("drafttrace: %s (further errors are only counted)", self.last_error, exc_info=error)
+        sessions = [span.session for span in frame.spans] if frame else [b.session for b in self._batches.values()]
+        for session in sessions:
+            session.problem(f"an error inside the recorder: {self.last_error}")

@@ -1,0 +1,153 @@
+"""The HTTP routes, mounted into the server's own application and therefore behind its API key.
+
+Nothing outside the trace folder can be named: a path is only ever built from a checked id.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+from drafttrace.hooks.config import RID_PREFIX, TRACE_ID, Settings
+from drafttrace.hooks.options import BadOptions, TapOptions
+from drafttrace.hooks.store import RECORDING, WAITING, Store, TraceState
+
+Health = Callable[[], dict[str, Any]]
+Answer = tuple[int, dict[str, Any]]
+
+
+class Service:
+    """What the routes do, without HTTP: every method gives a status code and a JSON object."""
+
+    def __init__(self, settings: Settings, store: Store, health: Health) -> None:
+        self.settings = settings
+        self.store = store
+        self.health = health
+
+    def start(self, body: Any) -> Answer:
+        """Ask for a trace: ``{"taps": {...}, "id": optional, "token": optional}``."""
+        if not isinstance(body, dict):
+            return 400, _error('The body is no JSON object; send {"taps": {...}}.')
+        wanted = self.settings.token
+        if wanted is not None and not hmac.compare_digest(str(body.get("token", "")).encode(), wanted.encode()):
+            return 403, _error("This server wants a token to start a trace, and it is missing or wrong.")
+        known = self.health()
+        if not known["supported"]:
+            return 503, _error(f"The recorder is off: {known['reason']}")
+        trace_id = body.get("id", None) or secrets.token_hex(8)
+        if not isinstance(trace_id, str) or not TRACE_ID.fullmatch(trace_id):
+            return 400, _error(
+                f"The id {trace_id!r} cannot be used; 1 to 64 letters, digits, '-' and '_' are allowed."
+            )
+        taps = body.get("taps") or {}
+        try:
+            if not isinstance(taps, dict):
+                raise BadOptions(f"taps is {taps!r}; give an object.")
+            TapOptions.parse(taps)
+        except BadOptions as error:
+            return 400, _error(str(error))
+        refusal = self._over_budget()
+        if refusal is not None:
+            return 429, _error(refusal)
+        if self.store.known(trace_id):
+            return 409, _error(f"There is a trace '{trace_id}' already; delete it or choose another id.")
+        try:
+            self.store.ask(trace_id, taps)
+        except FileExistsError:
+            return 409, _error(f"There is a trace '{trace_id}' already; delete it or choose another id.")
+        except OSError as error:
+            return 507, _error(f"The trace folder {self.settings.directory} cannot be written ({error.strerror}).")
+        return 200, {"id": trace_id, "rid": f"{RID_PREFIX}{trace_id}"}
+
+    def _over_budget(self) -> str | None:
+        running = sum(1 for state in self.store.states() if state.state in (WAITING, RECORDING))
+        if running >= self.settings.max_traces:
+            return (
+                f"{running} traces wait or are being recorded, and {self.settings.max_traces} are allowed at once; "
+                "finish or delete some."
+            )
+        used = self.store.used_bytes()
+        if used >= self.settings.max_dir_bytes:
+            return f"The trace folder holds {used} bytes of the {self.settings.max_dir_bytes} allowed; delete traces first."
+        return None
+
+    def list(self) -> Answer:
+        """All traces."""
+        keys = ("id", "state", "bytes", "created", "rows", "reason")
+        return 200, {"traces": [{key: getattr(state, key) for key in keys} for state in self.store.states()]}
+
+    def find(self, trace_id: str) -> tuple[TraceState | None, Answer]:
+        """One trace, or the answer that says that there is none."""
+        if not TRACE_ID.fullmatch(trace_id):
+            return None, (400, _error(f"The id {trace_id!r} is no trace id."))
+        state = self.store.state(trace_id)
+        if state is None:
+            return None, (404, _error(f"There is no trace '{trace_id}'."))
+        keys = ("id", "state", "bytes", "rows", "reason")
+        return state, (200, {key: getattr(state, key) for key in keys})
+
+    def delete(self, trace_id: str) -> Answer:
+        """Remove a trace's files."""
+        state, answer = self.find(trace_id)
+        if state is None:
+            return answer
+        self.store.delete(trace_id)
+        return 200, {"id": trace_id, "deleted": True}
+
+
+def add_routes(app: Any, service: Service) -> None:
+    """Mount ``/drafttrace/...`` into a FastAPI application."""
+    from fastapi import Request
+    from fastapi.responses import FileResponse, JSONResponse
+
+    def reply(answer: Answer) -> JSONResponse:
+        return JSONResponse(answer[1], status_code=answer[0])
+
+    def health() -> JSONResponse:
+        return JSONResponse(service.health())
+
+    async def start(request: Request) -> JSONResponse:
+        try:
+            body = await request.json()
+        except ValueError:
+            body = None
+        return reply(service.start(body))
+
+    def traces() -> JSONResponse:
+        return reply(service.list())
+
+    def trace(trace_id: str) -> JSONResponse:
+        return reply(service.find(trace_id)[1])
+
+    def file(trace_id: str, partial: int = 0) -> Any:
+        state, answer = service.find(trace_id)
+        if state is None:
+            return reply(answer)
+        path = service.store.trace_path(trace_id)
+        if not path.is_file():
+            return reply((409, _error(f"The trace '{trace_id}' is {state.state} and has no file: {state.reason}.")))
+        if not state.finished and not partial:
+            return reply((409, _error(f"The trace '{trace_id}' is {state.state}; ask again, or add ?partial=1.")))
+        return FileResponse(path, media_type="application/x-hdf5", filename=path.name)
+
+    def delete(trace_id: str) -> JSONResponse:
+        return reply(service.delete(trace_id))
+
+    # FastAPI reads these annotations, which are strings here and name things of this function.
+    start.__annotations__["request"] = Request
+    routes: tuple[tuple[str, str, Callable[..., Any]], ...] = (
+        ("GET", "/drafttrace/health", health),
+        ("POST", "/drafttrace/traces", start),
+        ("GET", "/drafttrace/traces", traces),
+        ("GET", "/drafttrace/traces/{trace_id}", trace),
+        ("GET", "/drafttrace/traces/{trace_id}/file", file),
+        ("DELETE", "/drafttrace/traces/{trace_id}", delete),
+    )
+    for method, path, handler in routes:
+        app.add_api_route(path, handler, methods=[method], include_in_schema=False, response_model=None)
+
+
+def _error(sentence: str) -> dict[str, str]:
+    return {"error": sentence}

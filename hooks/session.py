@@ -1,0 +1,239 @@
+"""One traced request: what is wanted, what came, what went wrong, and how its file ends."""
+
+from __future__ import annotations
+
+import collections
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from drafttrace.hooks import store as states
+from drafttrace.hooks.config import Settings
+from drafttrace.hooks.frames import Batch, FrameRows
+from drafttrace.hooks.options import TapOptions
+from drafttrace.hooks.plan import ModelFacts, expected_taps, layout_of
+from drafttrace.hooks.sink import TraceFile, WriterThread
+from drafttrace.hooks.store import Store, write_json
+from drafttrace.tracer.capture import Probe
+from drafttrace.tracer.trace.writer import TraceWriter
+
+_STATE_EVERY = 0.25  # seconds between two updates of the state that clients poll
+
+
+class Session:
+    """A traced request on this process. The scheduler thread calls everything but what ``_write`` and ``_end`` do."""
+
+    def __init__(
+        self,
+        trace_id: str,
+        rid: str,
+        *,
+        options: TapOptions,
+        facts: ModelFacts,
+        settings: Settings,
+        store: Store,
+        thread: WriterThread,
+        prompt: Sequence[int],
+        rank: int = 0,
+    ) -> None:
+        self.id = trace_id
+        self.rid = rid
+        self.options = options
+        self.facts = facts
+        self.rank = rank
+        self.layout = layout_of(facts, options)
+        self.prompt = list(prompt)
+        self.round = -1
+        self.frames = 0
+        self.cached_prefix: int | None = None
+        self.pending: collections.deque[Batch] = collections.deque()
+        self.events: list[dict[str, Any]] = []
+        self.accept_counts: list[int] = []
+        self.reason: str | None = None
+        self.ended = False
+        self._settings = settings
+        self._store = store
+        self._thread = thread
+        self._names = {spec.name for spec in (*self.layout.target, *self.layout.draft)}
+        self._boundaries = [spec.name for spec in self.layout.target if spec.is_boundary]
+        self._sweep_left = options.sweep_rows
+        self._probes = {name: [0, 0, 0, 0] for name in sorted(self._names)}
+        self._file: TraceFile | None = None
+        self._budget = settings.max_trace_bytes
+        self._last_state = 0.0
+        self._created = time.time()
+
+    def wants(self, name: str) -> bool:
+        """Whether this trace records the tap."""
+        return name in self._names
+
+    def cut(self, name: str, rows: FrameRows, start: int, stop: int) -> int:
+        """Where the rows of a tap end: a layer sweep may cover only the first rows of the trace."""
+        if not name.startswith("boundary/"):
+            return stop
+        return min(stop, start + rows.sweep)
+
+    def plan_sweep(self, rows: FrameRows) -> None:
+        """Give the next target rows their share of the sweep's row budget."""
+        if rows.side != "target" or not self._boundaries:
+            return
+        rows.sweep = rows.rows if self._sweep_left is None else min(rows.rows, self._sweep_left)
+        if self._sweep_left is not None:
+            self._sweep_left -= rows.sweep
+
+    def problem(self, reason: str) -> None:
+        """The trace will be incomplete; the first reason is the one that is told."""
+        if self.reason is None:
+            self.reason = reason
+
+    def note(self, kind: str, **facts: Any) -> None:
+        """Something worth knowing that is no error: a prefix hit, a retraction, a chunk."""
+        self.events.append({"event": kind, "frame": self.frames, **facts})
+
+    def count_frame(self, rows: FrameRows) -> None:
+        """Book which taps should have fired in these rows and which did."""
+        expected = expected_taps(self.layout, rows.side, rows.group.phase)
+        if rows.sweep:
+            expected += tuple(self._boundaries)
+        for name in expected:
+            self._probes[name][0] += 1
+        for name, part in rows.parts.items():
+            probe = self._probes[name]
+            probe[1] += 1
+            probe[2] += len(part.tensor)
+
+    def commit(self, batch: Batch) -> None:
+        """Hand a finished scheduler step to the writer thread, or count what had to be dropped."""
+        if not batch.frames:
+            return
+        nbytes = batch.nbytes
+        self._budget -= nbytes
+        if self._budget < 0:
+            self.problem(
+                f"the trace reached its limit of {self._settings.max_trace_bytes} bytes; raise "
+                "DRAFTTRACE_MAX_TRACE_BYTES or record fewer taps"
+            )
+            self._drop(batch)
+        elif not self._thread.put(_Write(self, batch), nbytes):
+            self.problem(
+                f"the queue to the writer was full ({self._thread.waiting_bytes} of {self._thread.limit} bytes); "
+                "raise DRAFTTRACE_QUEUE_BYTES or record fewer taps"
+            )
+            self._drop(batch)
+
+    def end(self, tokens: Sequence[int], prompt_length: int, request: Mapping[str, Any]) -> None:
+        """The request is over: write what is known only now. Later rows of it are not recorded."""
+        if self.ended:
+            return
+        self.ended = True
+        self.pending.clear()
+        facts = {**request, "accept_counts": self.accept_counts, "rounds": self.round + 1, "events": self.events}
+        facts["cached_prefix"] = self.cached_prefix or 0
+        if not self._thread.put(_End(self, list(tokens), prompt_length, facts), 0):
+            self._write_state(states.INCOMPLETE, "the writer thread is gone", force=True)
+
+    def probes(self) -> list[Probe]:
+        """The counts of every tap so far."""
+        return [Probe(name, *counts) for name, counts in self._probes.items()]
+
+    def _drop(self, batch: Batch) -> None:
+        for frame in batch.frames:
+            for name, part in frame.parts.items():
+                self._probes[name][3] += len(part.tensor)
+
+    # What follows runs on the writer thread.
+
+    def _open(self) -> TraceFile:
+        if self._file is None:
+            path = self._store.trace_path(self.id)
+            self._file = TraceFile(
+                lambda: TraceWriter(
+                    path, self.layout, request_id=self.rid, about=self.facts.about, prompt=self.prompt
+                ),
+                self.layout,
+            )
+        return self._file
+
+    def _write(self, batch: Batch) -> None:
+        if self._store.used_bytes(max_age=1.0) + batch.nbytes > self._settings.max_dir_bytes:
+            self.problem(
+                f"the trace folder reached its limit of {self._settings.max_dir_bytes} bytes; delete traces or raise "
+                "DRAFTTRACE_MAX_DIR_BYTES"
+            )
+            self._drop(batch)
+            return
+        file = self._open()
+        file.append(batch)
+        self._write_state(states.RECORDING, None)
+
+    def _end(self, tokens: list[int], prompt_length: int, request: dict[str, Any]) -> None:
+        file = self._open()
+        for name, rows in file.dropped.items():
+            self._probes[name][3] += rows
+            self.problem(f"{rows} rows of {name} did not connect to the rows before them and were dropped")
+        reason = self.reason or self._silent()
+        file.writer.finish(
+            complete=reason is None,
+            tokens=tokens,
+            prompt_length=prompt_length,
+            about={"request": {**request, "incomplete_reason": reason}},
+            probes=self.probes(),
+            reason=reason,
+        )
+        self.reason = reason
+        self._write_state(states.COMPLETE if reason is None else states.INCOMPLETE, reason, force=True)
+
+    def _silent(self) -> str | None:
+        """The tap that fired less often than it should have, in words."""
+        for name, (expected, fired, _, dropped) in self._probes.items():
+            if dropped:
+                return f"{dropped} rows of {name} were dropped"
+            if fired < expected:
+                return f"the tap {name} fired {fired} times where {expected} were expected"
+        return None
+
+    def _failed(self, error: BaseException) -> None:
+        text = str(error) or type(error).__name__
+        self.problem(f"writing failed: {text}")
+        if self.ended:
+            self._write_state(states.INCOMPLETE, self.reason, force=True)
+
+    def _write_state(self, state: str, reason: str | None, force: bool = False) -> None:
+        now = time.monotonic()
+        if not force and now - self._last_state < _STATE_EVERY:
+            return
+        self._last_state = now
+        rows = self._file.rows if self._file is not None else 0
+        data = {"state": state, "reason": reason, "rows": rows, "pid": os.getpid(), "created": self._created}
+        try:
+            write_json(self._store.state_path(self.id), data)
+        except OSError as error:
+            self.problem(f"the trace folder cannot be written ({error.strerror})")
+
+
+class _Write:
+    """Writes one batch."""
+
+    def __init__(self, session: Session, batch: Batch) -> None:
+        self._session, self._batch = session, batch
+
+    def run(self) -> None:
+        self._session._write(self._batch)
+
+    def fail(self, error: BaseException) -> None:
+        self._session._drop(self._batch)
+        self._session._failed(error)
+
+
+class _End:
+    """Ends the file."""
+
+    def __init__(self, session: Session, tokens: list[int], prompt_length: int, request: dict[str, Any]) -> None:
+        self._session, self._arguments = session, (tokens, prompt_length, request)
+
+    def run(self) -> None:
+        self._session._end(*self._arguments)
+
+    def fail(self, error: BaseException) -> None:
+        self._session._failed(error)

@@ -1,0 +1,189 @@
+"""Torch hooks on the loaded models: every tap of the target and of the draft.
+
+All hooks do one cheap check while nothing is traced, and none of them may raise into the model.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from drafttrace.hooks.recorder import Recorder
+
+Emit = Callable[[str, torch.Tensor], None]
+
+
+def backbone_of(model: nn.Module) -> nn.Module:
+    """The module that holds the embedding and the decoder layers (or ``fc``). Raises LookupError without one."""
+    for module in model.modules():
+        if hasattr(module, "embed_tokens") and (hasattr(module, "layers") or hasattr(module, "fc")):
+            return module
+    raise LookupError(f"{type(model).__name__} has no module with embed_tokens and layers")
+
+
+def logits_processor_of(model: nn.Module) -> nn.Module:
+    """The module that turns the last state into logits. Raises LookupError without one."""
+    for name, module in model.named_modules():
+        if name.rsplit(".", 1)[-1] == "logits_processor":
+            return module
+    raise LookupError(f"{type(model).__name__} has no logits_processor")
+
+
+def fc_of(model: nn.Module) -> nn.Module | None:
+    """The draft's ``fc``, where it has one."""
+    for name, module in model.named_modules():
+        if name.rsplit(".", 1)[-1] == "fc" and hasattr(module, "weight"):
+            return module
+    return None
+
+
+class Taps:
+    """Attaches the taps of one model and keeps their handles."""
+
+    def __init__(self, recorder: Recorder, side: str) -> None:
+        self._recorder = recorder
+        self._side = side
+        self.names: list[str] = []
+
+    def _wanted(self) -> bool:
+        frame = self._recorder.frame
+        return frame is not None and frame.side == self._side
+
+    def emit(self, name: str, tensor: torch.Tensor) -> None:
+        """Hand one tensor of a running forward pass to the recorder."""
+        self._recorder.tap(self._side, name, tensor)
+
+    def guarded(self, name: str, read: Callable[..., None]) -> Callable[..., None]:
+        """A torch hook that costs one check while nothing is traced, and that never raises."""
+        recorder = self._recorder
+
+        def hook(*args: Any) -> None:
+            if recorder.frame is None or not self._wanted():
+                return
+            try:
+                read(*args)
+            except Exception as error:
+                recorder.fail(f"the hook for {name}", error, recorder.frame)
+
+        self.names.append(name)
+        return hook
+
+    def target(self, model: nn.Module, layers: int) -> None:
+        """Embedding, slots, last state and the sweep over B(0)..B(n) of a target with ``layers`` layers."""
+        backbone = backbone_of(model)
+        embedding = backbone.embed_tokens
+        if isinstance(embedding, nn.Module):
+            embedding.register_forward_hook(
+                self.guarded("embed", lambda module, args, out: self.emit("embed", out))
+            )
+        logits_processor_of(model).register_forward_pre_hook(
+            self.guarded("last, aux", self._target_head), with_kwargs=True
+        )
+        for k, layer in enumerate(getattr(backbone, "layers", ())):
+            if k < layers:
+                self._boundary(k, layer)
+        norm = getattr(backbone, "norm", None)
+        if isinstance(norm, nn.Module):
+            norm.register_forward_hook(self.guarded(f"boundary/{layers}", self._final_norm(layers)))
+
+    def draft(self, model: nn.Module) -> None:
+        """Embedding, ``fc`` and the state that leaves the draft."""
+        embedding = getattr(backbone_of(model), "embed_tokens", None)
+        if isinstance(embedding, nn.Module):
+            embedding.register_forward_hook(
+                self.guarded("embed_in", lambda module, args, out: self.emit("embed_in", out))
+            )
+        fc = fc_of(model)
+        if fc is not None:
+            fc.register_forward_pre_hook(self.guarded("fc_in", lambda module, args: self.emit("fc_in", args[0])))
+            fc.register_forward_hook(
+                self.guarded("fc_out", lambda module, args, out: self.emit("fc_out", _first(out)))
+            )
+        logits_processor_of(model).register_forward_pre_hook(
+            self.guarded("hidden_out", self._draft_head), with_kwargs=True
+        )
+
+    def _target_head(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.emit("last", argument(args, kwargs, 1, "hidden_states"))
+        self.slots(argument(args, kwargs, 4, "aux_hidden_states"))
+
+    def slots(self, aux: Any) -> None:
+        """The slots: a list of K tensors, or one packed ``[rows, K * H]``."""
+        if aux is None:
+            return
+        for slot, tensor in enumerate(split_slots(aux, self._slots())):
+            self.emit(f"aux/{slot}", tensor)
+
+    def _slots(self) -> int:
+        frame = self._recorder.frame
+        return frame.spans[0].session.facts.slots if frame is not None else 0
+
+    def _draft_head(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """What the next step recycles: the aux state where the draft hands one over, else what the head reads."""
+        aux = argument(args, kwargs, 4, "aux_hidden_states")
+        state = argument(args, kwargs, 1, "hidden_states") if aux is None else _first(aux)
+        self.emit("hidden_out", state)
+
+    def _boundary(self, k: int, layer: nn.Module) -> None:
+        """B(k). Newer SGLang keeps the residual stream beside the layers, older passes it from layer to layer."""
+        name = f"boundary/{k}"
+        parameters = list(inspect.signature(layer.forward).parameters)
+        if "residual" in parameters:
+            layer.register_forward_pre_hook(self.guarded(name, self._passed(name, parameters)), with_kwargs=True)
+            return
+        attention = next((getattr(layer, part) for part in ("self_attn", "attn") if hasattr(layer, part)), None)
+        if isinstance(attention, nn.Module):
+            attention.register_forward_pre_hook(self.guarded(name, self._streamed(name)), with_kwargs=True)
+
+    def _passed(self, name: str, parameters: list[str]) -> Callable[..., None]:
+        hidden_at, residual_at = parameters.index("hidden_states"), parameters.index("residual")
+
+        def read(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            hidden = argument(args, kwargs, hidden_at, "hidden_states")
+            residual = argument(args, kwargs, residual_at, "residual")
+            self.emit(name, hidden if residual is None else hidden + residual)
+
+        return read
+
+    def _streamed(self, name: str) -> Callable[..., None]:
+        """After the attention's entry the stream's residual is B(k): read there, no rank has to add or reduce."""
+
+        def read(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            stream = next(
+                (v.residual_stream for v in (*kwargs.values(), *args) if hasattr(v, "residual_stream")), None
+            )
+            if stream is not None and stream.residual is not None:
+                self.emit(name, stream.residual)
+
+        return read
+
+    def _final_norm(self, layers: int) -> Callable[..., None]:
+        name = f"boundary/{layers}"
+
+        def read(module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
+            if isinstance(out, tuple) and len(out) > 1:
+                self.emit(name, out[1])
+
+        return read
+
+
+def argument(args: tuple[Any, ...], kwargs: Mapping[str, Any], at: int, name: str) -> Any:
+    """A call's argument, given by position or by name; None where it was not given."""
+    if name in kwargs:
+        return kwargs[name]
+    return args[at] if at < len(args) else None
+
+
+def split_slots(aux: Any, slots: int) -> tuple[torch.Tensor, ...]:
+    """K tensors ``[rows, H]`` from a list of them or from one packed ``[rows, K * H]``."""
+    if isinstance(aux, torch.Tensor):
+        return aux.chunk(slots, dim=-1) if slots else ()
+    return tuple(aux)
+
+
+def _first(value: Any) -> Any:
+    return value[0] if isinstance(value, list | tuple) else value

@@ -1,0 +1,146 @@
+"""What a trace says about the server it was recorded on: versions, arguments, configs, widths."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import platform
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import drafttrace
+from drafttrace.hooks.plan import DraftFacts, ModelFacts
+from drafttrace.hooks.sglang_engine import wiring
+from drafttrace.hooks.sglang_engine.attach import backbone_of, fc_of
+from drafttrace.tracer.rows import DType
+
+_SECRET = re.compile(r"api_key|password|secret|keyfile|auth", re.IGNORECASE)
+
+_DTYPES = {
+    torch.bfloat16: DType.BF16,
+    torch.float16: DType.FP16,
+    torch.float32: DType.FP32,
+    torch.float64: DType.FP64,
+}
+
+
+def environment(version: str) -> dict[str, Any]:
+    """Versions and machine, as one needs them at the top of a bug report."""
+    facts: dict[str, Any] = {
+        "drafttrace": drafttrace.__version__,
+        "sglang": version,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "argv": [Path(sys.argv[0]).name],
+    }
+    if torch.cuda.is_available():
+        facts["gpu"] = torch.cuda.get_device_name()
+        facts["cuda"] = torch.version.cuda
+    return facts
+
+
+def server_args(args: Any) -> dict[str, Any]:
+    """All arguments of the server; what looks like a credential is left out."""
+    values = (
+        {f.name: getattr(args, f.name, None) for f in dataclasses.fields(args)}
+        if dataclasses.is_dataclass(args)
+        else dict(vars(args))
+    )
+    return {
+        name: "(not recorded)" if value is not None and _SECRET.search(name) else _plain(value)
+        for name, value in values.items()
+        if not name.startswith("_")
+    }
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple | set):
+        return [_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return str(value)
+
+
+def raw_config(model_config: Any) -> dict[str, Any]:
+    """The checkpoint's own config.json where it can be found, else what transformers made of it."""
+    for folder in (getattr(model_config, "model_path", None),):
+        path = Path(str(folder)) / "config.json"
+        if folder and path.is_file():
+            try:
+                data = json.loads(path.read_text(encoding="utf-8"))
+            except (OSError, ValueError):
+                break
+            if isinstance(data, dict):
+                return data
+    config = getattr(model_config, "hf_config", None)
+    made = config.to_dict() if hasattr(config, "to_dict") else {}
+    return {**_plain(made), "_drafttrace_note": "config.json was not found; this is what transformers made of it"}
+
+
+def layers_of(model_config: Any) -> int:
+    """Decoder layers n of the target."""
+    text = getattr(model_config, "hf_text_config", None) or model_config.hf_config
+    return int(getattr(text, "num_hidden_layers", 0) or model_config.num_hidden_layers)
+
+
+def dtype_of(model: torch.nn.Module) -> DType:
+    """The number format of the hidden states: that of the embedding (quantized weights say nothing about it)."""
+    weight = getattr(getattr(backbone_of(model), "embed_tokens", None), "weight", None)
+    return _DTYPES.get(getattr(weight, "dtype", None), DType.BF16)  # type: ignore[arg-type]
+
+
+def model_facts(
+    target: Any, draft: Any | None, *, version: str, algorithm: str | None, override: Sequence[int] | None
+) -> ModelFacts:
+    """Facts from the two model runners (``draft`` None without speculation)."""
+    config = target.model_config
+    n, hidden = layers_of(config), int(config.hidden_size)
+    draft_config = raw_config(draft.model_config) if draft is not None else None
+    described = wiring.describe(
+        target.model,
+        n=n,
+        hidden_size=hidden,
+        config=getattr(config, "hf_text_config", None) or config.hf_config,
+        draft_config=draft_config,
+        algorithm=algorithm,
+        version=version,
+        override=override,
+    )
+    slots = len(described["boundaries"] or ())
+    about: dict[str, Any] = {
+        "environment": environment(version),
+        "server_args": server_args(target.server_args),
+        "target_config": raw_config(config),
+        "wiring": described,
+    }
+    if draft_config is not None:
+        about["draft_config"] = draft_config
+    return ModelFacts(
+        n=n,
+        hidden=hidden,
+        slots=slots,
+        dtype=dtype_of(target.model),
+        draft=None if draft is None else draft_facts(draft, slots * hidden or hidden),
+        about=about,
+    )
+
+
+def draft_facts(draft: Any, handed_over: int) -> DraftFacts:
+    """Widths of the draft. ``handed_over``: columns that the target gives it."""
+    fc = fc_of(draft.model)
+    width_in = width_out = 0
+    if fc is not None:
+        width_in = int(getattr(fc, "in_features", None) or getattr(fc, "input_size", 0))
+        width_out = int(getattr(fc, "out_features", None) or getattr(fc, "output_size", 0))
+    hidden = int(draft.model_config.hidden_size)
+    return DraftFacts(
+        hidden=hidden, hidden_in=handed_over, fc_in=width_in, fc_out=width_out, dtype=dtype_of(draft.model)
+    )

@@ -1,0 +1,95 @@
+"""Registers the hooks that this process needs with SGLang's hook registry."""
+
+from __future__ import annotations
+
+import collections
+import importlib.metadata
+import logging
+import multiprocessing
+import pkgutil
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from drafttrace.hooks.config import BadSetting, Settings
+from drafttrace.hooks.routes import Service, add_routes
+from drafttrace.hooks.sglang_engine import status
+from drafttrace.hooks.sglang_engine.versions import HTTP_HOOKS, SCHEDULER_HOOKS, HookSpec, unsupported
+from drafttrace.hooks.store import Store
+
+logger = logging.getLogger("drafttrace")
+
+
+def sglang_version() -> str:
+    """The installed SGLang's version, without importing it."""
+    return importlib.metadata.version("sglang")
+
+
+def install(environment: Mapping[str, str]) -> None:
+    """Hook this process: the HTTP server (the first process) or a scheduler; others are left alone."""
+    version = sglang_version()
+    reason = unsupported(version)
+    settings: Settings | None = None
+    try:
+        settings = Settings.from_environment(environment)
+        Store(settings.directory).create()
+    except BadSetting as error:
+        reason = reason or str(error)
+    except OSError as error:
+        reason = reason or f"the trace folder cannot be made ({error})"
+    if reason is not None:
+        logger.error("drafttrace is off: %s", reason)
+    if multiprocessing.parent_process() is None:
+        _install_http(settings, version, reason)
+    elif "sglang.srt.managers.scheduler" in sys.modules and settings is not None and reason is None:
+        from drafttrace.hooks.sglang_engine.runtime import SchedulerHooks
+
+        hooks = SchedulerHooks(settings, Store(settings.directory), version)
+        _register(SCHEDULER_HOOKS, hooks.hook)
+
+
+def _register(specs: Iterable[HookSpec], hook: Callable[[str], Callable[..., Any]]) -> None:
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    for spec in specs:
+        if not spec.needed and not _exists(spec.target):
+            continue  # SGLang would log an error about a symbol that this version never had
+        HookRegistry.register(spec.target, hook(spec.name), HookType(spec.kind))
+
+
+def _exists(target: str) -> bool:
+    try:
+        pkgutil.resolve_name(target)
+    except Exception:
+        return False
+    return True
+
+
+def _install_http(settings: Settings | None, version: str, reason: str | None) -> None:
+    """Mount the routes when SGLang sets up its HTTP server. A plugin that is off still says why."""
+    fired: collections.Counter[str] = collections.Counter()
+    store = Store(settings.directory) if settings is not None else None
+    if store is not None and reason is None:
+        store.forget_the_dead()
+
+    def health() -> dict[str, Any]:
+        own = status.hook_report(HTTP_HOOKS, fired, "http")
+        return status.health(settings, version, reason, own, store.statuses() if store is not None else ())
+
+    def http(*args: Any, **kwargs: Any) -> None:
+        fired["http"] += 1
+        try:
+            from sglang.srt.entrypoints import http_server
+
+            if settings is not None and store is not None:
+                add_routes(http_server.app, Service(settings, store, health))
+            else:
+                http_server.app.add_api_route("/drafttrace/health", health, include_in_schema=False)
+        except Exception:
+            logger.exception("drafttrace: the HTTP routes could not be mounted")
+
+    def regenerate_rid(original: Callable[..., Any], request: Any) -> Any:
+        return original(request)
+
+    table = {"http": http, "regenerate_rid": regenerate_rid}
+    _register(HTTP_HOOKS, table.__getitem__)

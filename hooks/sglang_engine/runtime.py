@@ -1,0 +1,298 @@
+"""The hooks on SGLang's own functions: they follow a batch through target, verifier and draft.
+
+Each is registered with SGLang's hook registry by name (see versions.py). Whatever happens in here, the original
+function runs and its result is returned unchanged.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from drafttrace.hooks.config import RID_PREFIX, Settings
+from drafttrace.hooks.identity import extend_ranges, stride_range
+from drafttrace.hooks.plan import ModelFacts
+from drafttrace.hooks.recorder import Entry, Recorder
+from drafttrace.hooks.sglang_engine import facts as facts_of
+from drafttrace.hooks.sglang_engine import heads
+from drafttrace.hooks.sglang_engine.attach import Taps
+from drafttrace.hooks.sglang_engine.status import hook_report
+from drafttrace.hooks.sglang_engine.versions import SCHEDULER_HOOKS
+from drafttrace.hooks.store import Store
+from drafttrace.tracer.capture import Phase
+
+logger = logging.getLogger("drafttrace")
+
+_NO_IDS = "the request gives embeddings in place of token ids, so its rows have no identity; send token ids or text"
+
+
+class SchedulerHooks:
+    """One scheduler process. ``fired`` counts how often each hook ran."""
+
+    def __init__(self, settings: Settings, store: Store, version: str) -> None:
+        self.settings = settings
+        self.store = store
+        self.version = version
+        self.fired: collections.Counter[str] = collections.Counter()
+        self.recorder = Recorder(settings, store, self._facts)
+        self.target: Any = None
+        self.draft: Any = None
+        self.taps: dict[str, Taps] = {}
+        self.failed: dict[str, str] = {}
+        self._scheduler: Any = None
+        self._known: ModelFacts | None = None
+        self._step = 0
+
+    def hook(self, name: str) -> Callable[..., Any]:
+        """The function that SGLang's registry is given for the hook ``name``."""
+        found: Callable[..., Any] = getattr(self, name)
+        return found
+
+    def _facts(self) -> ModelFacts:
+        if self._known is None:
+            spec = getattr(self.target.server_args, "speculative_algorithm", None)
+            self._known = facts_of.model_facts(
+                self.target,
+                self.draft,
+                version=self.version,
+                algorithm=None if spec is None else str(spec),
+                override=self.settings.wiring,
+            )
+        return self._known
+
+    # Loading
+
+    def load_model(self, result: Any, runner: Any, *args: Any, **kwargs: Any) -> None:
+        """After the weights are there, before graphs are captured: attach the taps."""
+        self.fired["load_model"] += 1
+        side = "draft" if runner.is_draft_worker else "target"
+        try:
+            taps = Taps(self.recorder, side)
+            if side == "draft":
+                self.draft = runner
+                taps.draft(runner.model)
+            else:
+                self.target = runner
+                taps.target(runner.model, facts_of.layers_of(runner.model_config))
+            self.taps[side] = taps
+        except Exception as error:
+            self.failed[side] = f"the taps of the {side} could not be attached: {error}"
+            logger.exception("drafttrace: %s", self.failed[side])
+
+    def run_event_loop(self, original: Callable[..., Any], scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+        """Serving begins: say what this process is. It ends: end the traces."""
+        self.fired["run_event_loop"] += 1
+        self._scheduler = scheduler
+        self.publish()
+        try:
+            return original(scheduler, *args, **kwargs)
+        finally:
+            self.recorder.stop()
+
+    def publish(self) -> None:
+        """Write the status that the HTTP side reports."""
+        try:
+            self.store.write_status(f"scheduler-{os.getpid()}", self._status())
+        except Exception as error:
+            self.recorder.fail("the status file", error)
+
+    def _status(self) -> dict[str, Any]:
+        from drafttrace.hooks.sglang_engine.status import scheduler_status
+
+        return scheduler_status(self, hook_report(SCHEDULER_HOOKS, self.fired, f"scheduler {os.getpid()}"))
+
+    # One scheduler step
+
+    def run_batch(self, original: Callable[..., Any], scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        """The one check that an idle recorder costs: does a request in the batch carry the prefix?"""
+        traced = [req for req in batch.reqs if req.rid.startswith(RID_PREFIX)]
+        if not traced:
+            return original(scheduler, batch, *args, **kwargs)
+        recorder = self.recorder
+        self.fired["run_batch"] += 1
+        self._step = 0
+        try:
+            self._scheduler = scheduler
+            recorder.open_batch(self._admit(traced), verifies=self._verifies(batch))
+        except Exception as error:
+            recorder.fail("run_batch", error)
+        try:
+            return original(scheduler, batch, *args, **kwargs)
+        finally:
+            try:
+                recorder.close_batch()
+            except Exception as error:
+                recorder.fail("close_batch", error)
+
+    def _admit(self, reqs: Sequence[Any]) -> dict[str, Sequence[int]]:
+        admitted: dict[str, Sequence[int]] = {}
+        for req in reqs:
+            if getattr(req, "input_embeds", None) is not None:
+                self.recorder.abandon(req.rid, _NO_IDS)
+            else:
+                admitted[req.rid] = req.origin_input_ids
+        return admitted
+
+    def _verifies(self, batch: Any) -> bool:
+        return bool(batch.forward_mode.is_decode())
+
+    def forward(
+        self, original: Callable[..., Any], runner: Any, forward_batch: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """One forward pass of the target or of the draft."""
+        recorder = self.recorder
+        if not recorder.active:
+            return original(runner, forward_batch, *args, **kwargs)
+        self.fired["forward"] += 1
+        try:
+            self._begin(runner, forward_batch)
+        except Exception as error:
+            recorder.fail("begin_frame", error)
+        out = None
+        try:
+            out = original(runner, forward_batch, *args, **kwargs)
+            return out
+        finally:
+            try:
+                self._end(runner, forward_batch, out)
+            except Exception as error:
+                recorder.fail("end_frame", error)
+
+    def _begin(self, runner: Any, batch: Any) -> None:
+        side = "draft" if runner.is_draft_worker else "target"
+        mode = batch.forward_mode
+        if mode.is_idle() or batch.rids is None or batch.input_ids is None:
+            return
+        phase, entries, branches = self._rows(side, mode, batch)
+        step = -1
+        if phase is Phase.DRAFT_DECODE:
+            step, self._step = self._step, self._step + 1
+        frame = self.recorder.begin_frame(
+            side, phase, entries, position=batch.positions, token_id=batch.input_ids, step=step, branches=branches
+        )
+        if frame is not None and side == "draft":
+            hidden = getattr(batch.spec_info, "hidden_states", None)
+            if hidden is not None:
+                self.recorder.tap("draft", "hidden_in", hidden)
+
+    def _rows(self, side: str, mode: Any, batch: Any) -> tuple[Phase, list[Entry], int]:
+        """Phase of a forward pass, where each request's rows stand in it, and the branches of a draft tree."""
+        rids = batch.rids
+        if mode.is_target_verify():
+            phase, stride = Phase.VERIFY, int(batch.spec_info.draft_token_num)
+        elif mode.is_draft_extend_v2():
+            phase, stride = Phase.DRAFT_EXTEND_VERIFY, len(batch.input_ids) // len(rids)
+        elif mode.is_decode():
+            phase = Phase.DRAFT_DECODE if side == "draft" else Phase.DECODE
+            stride = len(batch.input_ids) // len(rids)
+        else:
+            phase = Phase.DRAFT_EXTEND_PREFILL if side == "draft" else Phase.PREFILL
+            ranges = extend_ranges([int(n) for n in batch.extend_seq_lens_cpu])
+            prefix = batch.extend_prefix_lens_cpu or [0] * len(rids)
+            entries = [
+                Entry(rid, start, stop, i, self._cached(rid, int(prefix[i])))
+                for i, (rid, (start, stop)) in enumerate(zip(rids, ranges, strict=False))
+            ]
+            return phase, entries, 1
+        entries = []
+        for i, rid in enumerate(rids):
+            start, stop = stride_range(i, stride)
+            entries.append(Entry(rid, start, stop, i, self._cached(rid, None)))
+        return phase, entries, stride if phase is Phase.DRAFT_DECODE else 1
+
+    def _cached(self, rid: str, prefix: int | None) -> int:
+        """Tokens of the request that the prefix cache supplied: the prefix of its first chunk."""
+        session = self.recorder.sessions.get(rid)
+        if session is None:
+            return 0
+        if session.cached_prefix is None and prefix is not None:
+            session.cached_prefix = prefix
+            if prefix:
+                session.note("prefix_gap", rows=prefix, reason="the prefix cache held these tokens; nothing ran")
+        return session.cached_prefix or 0
+
+    def _end(self, runner: Any, batch: Any, out: Any) -> None:
+        frame = self.recorder.frame
+        if frame is None:
+            return
+        graph = bool(getattr(out, "can_run_graph", False))
+        logits = getattr(out, "logits_output", None)
+        if logits is not None:
+            if frame.side == "draft":
+                heads.draft_topk(frame, logits.next_token_logits, getattr(runner.model, "hot_token_id", None))
+            elif graph:
+                heads.seam_slots(frame, logits.hidden_states)
+        self.recorder.end_frame(graph=graph)
+
+    def verify(self, original: Callable[..., Any], worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        """The verifier's answer: which nodes of each request's tree hold."""
+        result = original(worker, batch, *args, **kwargs)
+        if self.recorder.active:
+            self.fired["verify"] += 1
+            try:
+                for i, req in enumerate(batch.reqs):
+                    if req.rid in self.recorder.sessions:
+                        self.recorder.verdict(req.rid, result.accept_index[i], result.accept_lens[i])
+            except Exception as error:
+                self.recorder.fail("verify", error)
+        return result
+
+    # Results
+
+    def process_batch_result(self, value: Any, scheduler: Any, batch: Any, result: Any, *args: Any) -> None:
+        """Tokens are in the requests' outputs now: let the rows go to the writer, and end what is finished."""
+        if not self.recorder.sessions:
+            return
+        try:
+            for i, req in enumerate(batch.reqs):
+                if req.rid in self.recorder.sessions:
+                    self._settle(batch, result, i, req)
+        except Exception as error:
+            self.recorder.fail("process_batch_result", error)
+
+    def _settle(self, batch: Any, result: Any, i: int, req: Any) -> None:
+        self.fired["process_batch_result"] += 1
+        output = list(req.output_ids_through_stop if hasattr(req, "output_ids_through_stop") else req.output_ids)
+        total = len(req.origin_input_ids) + len(output)
+        lens = getattr(result, "accept_lens", None)
+        accepted = int(lens[i]) if lens is not None and batch.forward_mode.is_decode() else None
+        self.recorder.settle(req.rid, total, accepted)
+        if req.finished():
+            self._finish(req, output)
+
+    def _finish(self, req: Any, output: list[int]) -> None:
+        session = self.recorder.sessions[req.rid]
+        reason = req.finished_reason.to_json() if req.finished_reason is not None else None
+        if isinstance(reason, dict) and reason.get("type") == "abort":
+            session.problem(f"the request was aborted: {reason.get('message') or 'by the client or the server'}")
+        prompt = list(req.origin_input_ids)
+        request = {
+            "rid": req.rid,
+            "finish_reason": reason,
+            "sampling": heads.sampling(req.sampling_params),
+            "prompt_tokens": len(prompt),
+            "completion_tokens": len(output),
+            "output_ids": output,
+            "spec_verify_ct": getattr(req, "spec_verify_ct", None),
+            "spec_accepted_tokens": getattr(req, "spec_num_correct_drafts", None),
+            "retractions": getattr(req, "retraction_count", 0),
+            "stream": bool(getattr(req, "stream", False)),
+        }
+        self.recorder.end(req.rid, prompt + output, len(prompt), request)
+        self.publish()
+
+    def reset_for_retract(self, req: Any, *args: Any, **kwargs: Any) -> None:
+        """The server takes a request back into the queue: its rows will be computed once more."""
+        session = self.recorder.sessions.get(req.rid)
+        if session is not None:
+            self.fired["reset_for_retract"] += 1
+            session.note("retracted", output_tokens=len(req.output_ids))
+
+    def send_abort_output(self, value: Any, scheduler: Any, abort: Any, req: Any, *args: Any) -> None:
+        """A request is gone before it was finished."""
+        if req.rid.startswith(RID_PREFIX):
+            self.fired["send_abort_output"] += 1
+            self.recorder.abandon(req.rid, "the request was aborted while it waited")

@@ -1,0 +1,187 @@
+"""The trace folder: names, states and budgets. It is the only thing that the processes of a server share.
+
+``<id>.request.json`` what the client asked for; ``<id>.h5`` the trace; ``<id>.state.json`` what the scheduler says of
+it; ``.status/*.json`` what each process says of itself. Every name is built from a checked id, so nothing outside the
+folder can be named.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from drafttrace.hooks.config import TRACE_ID
+
+WAITING, RECORDING, COMPLETE, INCOMPLETE = "waiting", "recording", "complete", "incomplete"
+_GONE = "the server process that was recording it is gone; the file holds every frame that it flushed"
+
+
+@dataclass(frozen=True)
+class TraceState:
+    """One trace as clients see it. bytes: size of the file; rows: written so far; created: unix time."""
+
+    id: str
+    state: str
+    bytes: int
+    rows: int
+    reason: str | None
+    created: float
+
+    @property
+    def finished(self) -> bool:
+        return self.state in (COMPLETE, INCOMPLETE)
+
+
+def write_json(path: Path, data: Mapping[str, Any]) -> None:
+    """Replace ``path`` in one step, so that a reader never sees half of it."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(json.dumps(data, default=str), encoding="utf-8")
+    os.replace(draft, path)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in ``path``; None where there is none or it cannot be read."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return data if isinstance(data, dict) else None
+
+
+def alive(pid: object) -> bool:
+    """Whether a process of this machine has this number."""
+    if not isinstance(pid, int):
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+class Store:
+    """The trace folder of one server."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.status_directory = directory / ".status"
+        self._used = (float("-inf"), 0)
+
+    def create(self) -> None:
+        """Make the folder. Raises OSError where that is impossible."""
+        self.status_directory.mkdir(parents=True, exist_ok=True)
+
+    def request_path(self, trace_id: str) -> Path:
+        return self.directory / f"{_checked(trace_id)}.request.json"
+
+    def state_path(self, trace_id: str) -> Path:
+        return self.directory / f"{_checked(trace_id)}.state.json"
+
+    def trace_path(self, trace_id: str) -> Path:
+        return self.directory / f"{_checked(trace_id)}.h5"
+
+    def rank_path(self, trace_id: str, rank: int) -> Path:
+        """Where rank ``rank`` (not the first) keeps its hashes until the trace is finished."""
+        return self.directory / f"{_checked(trace_id)}.rank{int(rank)}.npz"
+
+    def known(self, trace_id: str) -> bool:
+        """Whether the id is taken."""
+        return self.request_path(trace_id).exists() or self.trace_path(trace_id).exists()
+
+    def state(self, trace_id: str) -> TraceState | None:
+        """What stands in the folder about ``trace_id``; None for an id that nobody asked for."""
+        request = read_json(self.request_path(trace_id))
+        said = read_json(self.state_path(trace_id))
+        path = self.trace_path(trace_id)
+        size = path.stat().st_size if path.exists() else 0
+        if request is None and said is None and not size:
+            return None
+        created = float((request or said or {}).get("created", 0.0)) or (path.stat().st_mtime if size else 0.0)
+        if said is None:
+            return TraceState(trace_id, WAITING, size, 0, None, created)
+        state, reason = str(said.get("state", RECORDING)), said.get("reason")
+        if state == RECORDING and not alive(said.get("pid")):
+            state, reason = INCOMPLETE, _GONE
+        return TraceState(trace_id, state, size, int(said.get("rows", 0)), reason, created)
+
+    def ids(self) -> Iterator[str]:
+        """Every trace id in the folder."""
+        names = set()
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(self.directory):
+                name = entry.name.partition(".")[0]
+                if TRACE_ID.fullmatch(name):
+                    names.add(name)
+        yield from sorted(names)
+
+    def states(self) -> list[TraceState]:
+        return [state for state in map(self.state, self.ids()) if state is not None]
+
+    def used_bytes(self, max_age: float = 0.0) -> int:
+        """Bytes of all files in the folder, counted at most ``max_age`` seconds ago."""
+        now = time.monotonic()
+        if now - self._used[0] <= max_age:
+            return self._used[1]
+        total = 0
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(self.directory):
+                with contextlib.suppress(OSError):
+                    if entry.is_file(follow_symlinks=False):
+                        total += entry.stat(follow_symlinks=False).st_size
+        self._used = (now, total)
+        return total
+
+    def delete(self, trace_id: str) -> bool:
+        """Remove all files of a trace; whether there was one."""
+        found = False
+        name = _checked(trace_id)
+        paths = [self.request_path(name), self.trace_path(name), self.state_path(name)]
+        paths += self.directory.glob(f"{name}.rank*.npz")
+        for path in paths:
+            with contextlib.suppress(FileNotFoundError):
+                path.unlink()
+                found = True
+        return found
+
+    def ask(self, trace_id: str, taps: Mapping[str, Any]) -> None:
+        """Write down that a client wants this trace. Raises FileExistsError where the id is taken."""
+        data = {"id": trace_id, "taps": dict(taps), "created": time.time()}
+        path = self.request_path(trace_id)
+        with open(path, "x", encoding="utf-8") as file:
+            json.dump(data, file)
+
+    def write_status(self, name: str, data: Mapping[str, Any]) -> None:
+        """What this process says of itself."""
+        write_json(self.status_directory / f"{name}.json", {**data, "pid": os.getpid(), "written": time.time()})
+
+    def statuses(self) -> list[dict[str, Any]]:
+        """What the living processes say of themselves, in the order of their names."""
+        found = []
+        with contextlib.suppress(OSError):
+            for path in sorted(self.status_directory.glob("*.json")):
+                data = read_json(path)
+                if data is not None and alive(data.get("pid")):
+                    found.append(data)
+        return found
+
+    def forget_the_dead(self) -> None:
+        """Drop what processes that are gone said of themselves."""
+        with contextlib.suppress(OSError):
+            for path in self.status_directory.glob("*.json"):
+                data = read_json(path)
+                if data is None or not alive(data.get("pid")):
+                    path.unlink(missing_ok=True)
+
+
+def _checked(trace_id: str) -> str:
+    if not TRACE_ID.fullmatch(trace_id):
+        raise ValueError(f"'{trace_id}' is no trace id")
+    return trace_id

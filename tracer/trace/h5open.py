@@ -17,8 +17,6 @@ from drafttrace.tracer.trace import schema, texts
 from drafttrace.tracer.trace.bfloat16 import uncached
 from drafttrace.tracer.trace.superblock import SIGNATURE, CleanView, Superblock, read_superblock
 
-# A writer that is just finishing has the file open without SWMR for some milliseconds.
-_PATIENCE_S = 2.0
 # Without SWMR's own retries a reader can meet metadata that is half written; the next look finds it whole.
 _LOOKS = 5
 
@@ -109,27 +107,19 @@ def is_trace(path: str | os.PathLike[str]) -> bool:
 
 
 def _open_hdf5(path: Path) -> TraceFile:
-    deadline = time.monotonic() + _PATIENCE_S
-    while True:
-        block = _superblock(path)
-        if block.open_without_swmr and time.monotonic() < deadline and _young(path):
-            time.sleep(0.02)  # the writer is finishing
-            continue
-        ways: list[Callable[[], h5py.File]] = [lambda: _view(path)]
-        if not block.flags:
-            ways.insert(0, lambda: h5py.File(path, "r", locking=False))
-        problem: Exception | None = None
-        for way in ways:
-            try:
-                return TraceFile(path, way(), closed_properly=not block.flags)
-            except _DAMAGE as error:
-                problem = error
-        if _superblock(path).flags != block.flags and time.monotonic() < deadline:
-            continue  # opened or closed by its writer between the two looks
-        assert problem is not None
-        raise UnreadableFile(
-            f"{path} is a damaged HDF5 file ({_cause(problem)}); record the request again"
-        ) from problem
+    block = _superblock(path)
+    ways: list[Callable[[], h5py.File]] = [lambda: _view(path)]
+    if not block.flags:
+        ways.insert(0, lambda: h5py.File(path, "r", locking=False))
+    problem: Exception | None = None
+    for way in ways:
+        try:
+            return TraceFile(path, way(), closed_properly=not block.flags)
+        except _DAMAGE as error:
+            problem = error
+    raise UnreadableFile(
+        f"{path} is a damaged HDF5 file ({_cause(problem)}); record the request again"
+    ) from problem
 
 
 def _superblock(path: Path) -> Superblock:
@@ -156,12 +146,6 @@ def _starts_like_hdf5(path: Path) -> bool:
     return SIGNATURE.startswith(head) or head.startswith(SIGNATURE)
 
 
-def _young(path: Path) -> bool:
-    with contextlib.suppress(OSError):
-        return time.time() - path.stat().st_mtime < 2 * _PATIENCE_S
-    return False
-
-
 def _view(path: Path) -> h5py.File:
     view: Any = CleanView(path)
     try:
@@ -186,7 +170,7 @@ def _check_format(opened: TraceFile) -> None:
         raise UnreadableFile(f"{opened.path} is damaged: its format version is {version}; record the request again")
 
 
-def _cause(error: BaseException) -> str:
+def _cause(error: BaseException | None) -> str:
     """The first line of an exception, without the quotes that KeyError adds."""
     text = str(error).strip("'\"")
     return (text.splitlines() or [type(error).__name__])[0]

@@ -6,7 +6,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from drafttrace.tracer.capture import Accepted, Phase
+from drafttrace.tracer.capture import Accepted
 from drafttrace.tracer.rows import DType, Floats, to_float32
 from drafttrace.tracer.trace import bfloat16, schema, texts
 from drafttrace.tracer.trace.layout import TensorSpec, TraceLayout, present_names
@@ -18,66 +18,77 @@ MAX_POINTS = 512
 Index = npt.NDArray[np.int64]
 
 
-def declare(file: h5py.File) -> None:
-    """Marks / and /summary so that a viewer follows ``default`` to the plot."""
+def declare(file: h5py.File, layout: TraceLayout) -> None:
+    """Makes /summary/row_norms, empty, and marks the way to it: a viewer follows ``default``.
+
+    Curves ``aux_0``, ``aux_1``, ..., ``embed``, ``last`` over ``position``.
+    """
     summary = file.require_group(schema.SUMMARY)
-    data = summary.require_group(DATA)
     texts.set_attribute(file, "NX_class", "NXroot")
     texts.set_attribute(file, "default", schema.SUMMARY)
     texts.set_attribute(summary, "NX_class", "NXentry")
+    specs = _plotted(layout)
+    if not specs:
+        return
+    data = summary.require_group(DATA)
     texts.set_attribute(summary, "default", DATA)
     texts.set_attribute(data, "NX_class", "NXdata")
+    texts.set_attribute(data, "title", "row norms over token position")
+    for spec in specs:
+        curve = data.create_dataset(_curve(spec), (0,), "<f4", maxshape=(MAX_POINTS,), chunks=(MAX_POINTS,))
+        texts.set_attribute(curve, "long_name", f"norm of {spec.name}")
+    axis = data.create_dataset("position", (0,), "<i8", maxshape=(MAX_POINTS,), chunks=(MAX_POINTS,))
+    texts.set_attribute(axis, "units", "tokens")
+    texts.set_attribute(data, "signal", _curve(specs[0]))
+    if len(specs) > 1:
+        data.attrs["auxiliary_signals"] = np.array([_curve(spec).encode() for spec in specs[1:]])
+    data.attrs["axes"] = np.array([b"position"])
 
 
-def write_summary(file: h5py.File) -> None:
-    """Fills /summary/row_norms of a finished trace; a trace without plottable rows gets none.
-
-    Curves ``aux_0``, ``aux_1``, ..., ``embed``, ``last``: the Euclidean norm of the rows that ended up in the
-    output, at most 512 of them, over ``position`` (in tokens). A row that was not recorded is NaN.
-    """
-    layout = TraceLayout.from_json(texts.get_text(file[schema.LAYOUT][()]))
-    specs = [spec for spec in layout.target if not spec.is_boundary]
+def fill(file: h5py.File, layout: TraceLayout) -> None:
+    """Writes the norms of at most 512 rows that ended up in the output; a row that was not recorded is NaN."""
+    specs = _plotted(layout)
+    if not specs:
+        return
     rows = file[schema.TARGET_ROWS][:]
     chosen = plotted_rows(rows)
-    if not specs or len(chosen) == 0:
-        return
-    data = file[schema.SUMMARY][DATA]
     bits = {name: 1 << bit for bit, name in enumerate(present_names(layout.target))}
-    names = []
+    data = file[schema.SUMMARY][DATA]
     for spec in specs:
         there = rows["present"][chosen] & bits[spec.name] > 0
         norms = np.full(len(chosen), np.nan, np.float32)
         norms[there] = _norms(file["target"][spec.name], chosen[there], spec)
-        name = spec.name.replace("/", "_")
-        data.create_dataset(name, data=norms)
-        texts.set_attribute(data[name], "long_name", f"norm of {spec.name}")
-        names.append(name)
-    data.create_dataset("position", data=rows["position"][chosen])
-    texts.set_attribute(data["position"], "units", "tokens")
-    texts.set_attribute(data, "signal", names[0])
-    if len(names) > 1:
-        data.attrs["auxiliary_signals"] = np.array(names[1:], dtype=f"S{max(map(len, names))}")
-    data.attrs["axes"] = np.array(["position"], dtype="S8")
-    texts.set_attribute(data, "title", "row norms over token position")
+        data[_curve(spec)].resize(len(chosen), axis=0)
+        data[_curve(spec)][...] = norms
+    data["position"].resize(len(chosen), axis=0)
+    data["position"][...] = rows["position"][chosen]
 
 
 def plotted_rows(rows: schema.Records) -> Index:
     """One row per position, in order, rejected ones left out, thinned evenly to MAX_POINTS."""
-    kept = np.flatnonzero((rows["accepted"] != Accepted.REJECTED) & (rows["phase"] <= Phase.DECODE))
+    kept = np.flatnonzero(rows["accepted"] != Accepted.REJECTED)
     order = kept[np.argsort(rows["position"][kept], kind="stable")]
     position = rows["position"][order]
-    last = np.append(position[1:] != position[:-1], True)[: len(order)]  # the latest pass wins
-    order = order[last]
+    order = order[np.append(position[1:] != position[:-1], True)[: len(order)]]  # the latest pass wins
     if len(order) > MAX_POINTS:
         order = order[np.linspace(0, len(order) - 1, MAX_POINTS).astype(np.int64)]
     chosen: Index = order.astype(np.int64)
     return chosen
 
 
+def _plotted(layout: TraceLayout) -> list[TensorSpec]:
+    return [spec for spec in layout.target if not spec.is_boundary]
+
+
+def _curve(spec: TensorSpec) -> str:
+    return spec.name.replace("/", "_")
+
+
 def _norms(dataset: h5py.Dataset, index: Index, spec: TensorSpec) -> Floats:
     assert isinstance(spec.dtype, DType)  # the layout takes no other dtype for a hidden state
     out = np.empty(len(index), np.float32)
-    for k, row in enumerate(index):
-        values = to_float32(bfloat16.read_rows(dataset.id, int(row), int(row) + 1, spec), spec.dtype)[0]
-        out[k] = np.sqrt(np.dot(values, values))
+    with np.errstate(over="ignore", invalid="ignore"):  # infinities and NaNs are what the plot has to show
+        for k, row in enumerate(index):
+            values = to_float32(bfloat16.read_rows(dataset.id, int(row), int(row) + 1, spec), spec.dtype)[0]
+            out[k] = np.sqrt(np.dot(values, values))
     return out

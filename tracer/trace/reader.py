@@ -253,7 +253,8 @@ def _about(trace: TraceFile) -> tuple[dict[str, Any], list[str]]:
         names = sorted(set(trace.file[schema.ABOUT]) - {"layout"})
     for name in names:
         try:
-            blocks[name] = json.loads(_text(trace, f"{schema.ABOUT}/{name}"))
+            if text := _text(trace, f"{schema.ABOUT}/{name}"):
+                blocks[name] = json.loads(text)
         except (ValueError, UnreadableFile):
             notes.append(f"the block about/{name} cannot be read and was left out")
     return blocks, notes

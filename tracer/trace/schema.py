@@ -81,6 +81,7 @@ RANK_ROW = np.dtype(
     ]
 )
 PROBE_FIELDS = ("expected", "fired", "rows", "dropped")
+PROBE = np.dtype([("name", "S96"), *((field, "<i8") for field in PROBE_FIELDS)])
 
 # What a field means where a caller (or an older file) does not have it.
 DEFAULTS: dict[str, int] = {

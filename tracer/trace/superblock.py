@@ -33,11 +33,6 @@ class Superblock:
     size: int
 
     @property
-    def open_without_swmr(self) -> bool:
-        """Somebody writes, or died writing, in a mode that readers cannot follow."""
-        return self.flags == 1
-
-    @property
     def cut_off(self) -> bool:
         """Shorter than it says. A file that is open for writing may be: its last chunk is not full yet."""
         return self.flags == 0 and self.size < self.end

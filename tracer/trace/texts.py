@@ -8,37 +8,77 @@ from typing import Any
 
 import h5py
 import numpy as np
+import numpy.typing as npt
+
+PIECE_BYTES = 128
+_CHUNK = 32
+_PIECE = h5py.string_dtype("utf-8", PIECE_BYTES)
 
 
-def encode(value: Any) -> str:
-    """``value`` as JSON text; what JSON does not know becomes its ``str``."""
-    return json.dumps(value, ensure_ascii=False, default=str)
-
-
-def set_attribute(target: h5py.HLObject, name: str, text: str) -> None:
-    """A fixed-length text attribute."""
+def set_attribute(target: h5py.HLObject, name: str, text: str, length: int = 0) -> None:
+    """A fixed-length text attribute; ``length`` bytes are kept for it where it will be replaced later."""
     data = text.encode("utf-8", "replace")
-    target.attrs.create(name, np.bytes_(data), dtype=h5py.string_dtype("utf-8", max(1, len(data))))
+    target.attrs.create(name, np.bytes_(data), dtype=h5py.string_dtype("utf-8", max(1, length, len(data))))
+
+
+def replace_attribute(target: h5py.HLObject, name: str, text: str) -> None:
+    """Another text for an attribute that is there, cut to the length that was kept for it."""
+    kind = target.attrs.get_id(name).dtype
+    data = text.encode("utf-8", "replace")[: kind.itemsize].decode("utf-8", "ignore").encode()
+    target.attrs.modify(name, np.array(data, dtype=h5py.string_dtype("utf-8", kind.itemsize)))
 
 
 def get_text(value: Any) -> str:
-    """The text of an attribute or scalar dataset, fixed or variable length."""
+    """The text of an attribute or a dataset: fixed or variable length, whole or in pieces."""
+    if isinstance(value, np.ndarray):
+        return b"".join(bytes(piece) for piece in value.ravel()).decode("utf-8", "replace")
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
 def write_text(group: h5py.Group, name: str, text: str) -> None:
-    """A scalar text dataset ``name`` under ``group``; one that stands there is replaced."""
+    """A scalar text dataset that never changes."""
     data = text.encode("utf-8", "replace")
-    if name in group:
-        del group[name]
-    kind = h5py.string_dtype("utf-8", max(1, len(data)))
-    group.create_dataset(name, data=np.bytes_(data), dtype=kind)
+    group.create_dataset(name, data=np.bytes_(data), dtype=h5py.string_dtype("utf-8", max(1, len(data))))
 
 
-def write_about(file: h5py.File, about: Mapping[str, Any]) -> None:
-    """Every block of ``about`` as one JSON text ``/about/{name}``."""
+def declare_blocks(file: h5py.File, about: Mapping[str, Any], late: tuple[str, ...]) -> None:
+    """One dataset ``/about/{name}`` per JSON block: those of ``about``, and empty ones that come later.
+
+    A block is stored by its lines, so that it can be replaced in SWMR mode, where a text cannot change its length.
+    Raises ValueError for a name that cannot be one.
+    """
     group = file.require_group("about")
-    for name, value in about.items():
-        if not name or "/" in name or name == "layout":
+    for name in dict.fromkeys((*about, *late)):
+        if not name or "/" in name or name in (".", "layout"):
             raise ValueError(f"'{name}' cannot name an about block")
-        write_text(group, name, encode(value))
+        pieces = _pieces(about[name]) if name in about else np.empty(0, _PIECE)
+        group.create_dataset(name, data=pieces, dtype=_PIECE, maxshape=(None,), chunks=(_CHUNK,))
+
+
+def replace_block(file: h5py.File, name: str, value: Any) -> None:
+    """Another content for a declared block. Never makes the dataset shorter: that is not safe under SWMR."""
+    dataset = file["about"][name]
+    pieces = _pieces(value)
+    if len(pieces) > len(dataset):
+        dataset.resize(len(pieces), axis=0)
+    padded = np.zeros(len(dataset), _PIECE)
+    padded[: len(pieces)] = pieces
+    dataset[...] = padded
+
+
+def _pieces(value: Any) -> npt.NDArray[np.bytes_]:
+    """``value`` as JSON, a piece per line; a line that is too long continues in the next piece.
+
+    The pieces joined are the JSON text. What JSON does not know becomes its ``str``.
+    """
+    pieces: list[bytes] = []
+    for line in json.dumps(value, ensure_ascii=False, indent=1, default=str).split("\n"):
+        data = line.encode("utf-8", "replace")
+        while len(data) > PIECE_BYTES:
+            cut = PIECE_BYTES
+            while data[cut] & 0xC0 == 0x80:  # not inside a character
+                cut -= 1
+            pieces.append(data[:cut])
+            data = data[cut:]
+        pieces.append(data)
+    return np.array(pieces, _PIECE)

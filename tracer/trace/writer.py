@@ -10,7 +10,7 @@ import contextlib
 import datetime
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -28,13 +28,15 @@ from drafttrace.tracer.trace.schema import Records
 Tensors = Mapping[str, npt.NDArray[Any]]
 
 _TABLE_CHUNK = 256
+_REASON_BYTES = 256
 
 
 class TraceWriter:
     """Writes one request into ``path``. One thread at a time.
 
     layout: every tensor that may come. about: JSON blocks known at the start (``wiring``, ``server_args``, ...).
-    prompt: token ids of the prompt where they are known already. Raises OutputExists where ``path`` is taken and
+    late: names of further blocks that :meth:`finish` may fill. prompt: token ids of the prompt where they are known
+    already, so that a killed trace has them. Raises OutputExists where ``path`` is taken and
     ``overwrite`` is not given, or where it cannot be written. A failed write (disk full, folder gone) raises
     OSError with a sentence; the rows of earlier flushes stay readable and the writer takes no more.
     """
@@ -47,6 +49,7 @@ class TraceWriter:
         request_id: str,
         about: Mapping[str, Any] | None = None,
         overwrite: bool = False,
+        late: Sequence[str] = ("request",),
         prompt: Sequence[int] | npt.NDArray[np.int64] | None = None,
     ) -> None:
         self.path = Path(path)
@@ -54,10 +57,11 @@ class TraceWriter:
         self.bytes_written = 0
         """Bytes of tensors and row records handed to HDF5 so far."""
         self._broken: str | None = None
-        self._finished = False
         self._file: h5py.File | None = _create(self.path, overwrite)
         try:
-            _declare(self._file, layout, request_id, about or {}, prompt)
+            self._blocks = {*(about or {}), *late}
+            _declare(self._file, layout, request_id, prompt)
+            texts.declare_blocks(self._file, about or {}, tuple(late))
             self._target = _Side(self._file, "target", layout.target, schema.TARGET_ROW)
             self._draft = _Side(self._file, "draft", layout.draft, schema.DRAFT_ROW)
             self._ranks = {rank: _Rank(self._file, rank, layout.hashed) for rank in layout.ranks}
@@ -123,35 +127,34 @@ class TraceWriter:
         probes: Iterable[Probe] = (),
         reason: str | None = None,
     ) -> None:
-        """Flushes, leaves SWMR, and writes what is known only at the end. The writer is closed then.
+        """Flushes, writes what is known only at the end, and closes. ``complete`` is written last.
 
-        tokens: prompt and output. about: blocks that are new or that replace earlier ones (``request``).
-        reason: why the trace is not complete. Raises OSError where the end could not be written: the rows that were
-        flushed stay readable, and the trace reads as incomplete.
+        tokens: prompt and output. about: blocks that replace declared ones (``request``). reason: why the trace is
+        not complete, at most 256 bytes. Raises ValueError, before anything is written, for a block that was not
+        declared; OSError where the end could not be written: the rows flushed before stay readable, and the trace
+        reads as incomplete.
         """
-        if self._finished:
-            raise ValueError(f"the trace {self.path} is finished already")
+        blocks = dict(about or {})
+        undeclared = sorted(set(blocks) - self._blocks)
+        if undeclared:
+            raise ValueError(f"the about block '{undeclared[0]}' was not declared; name it in 'late' at the start")
         try:
             self.flush()
-        finally:
-            self._release()
-        self._finished = True
-        try:
-            # No lock: somebody may look at the file with another program, and the trace must still be finished.
-            with h5py.File(self.path, "r+", libver=schema.LIBVER, locking=False) as file:
+            with self._writing() as file:
                 if tokens is not None:
                     _replace_tokens(file, tokens)
                 if prompt_length is not None:
                     file[schema.PROMPT_LENGTH][...] = prompt_length
-                texts.write_about(file, about or {})
-                _write_probes(file, list(probes))
-                nexus.write_summary(file)
-                if reason:
-                    texts.set_attribute(file, schema.ATTR_REASON, reason)
+                for name, value in blocks.items():
+                    texts.replace_block(file, name, value)
+                _append_table(file[schema.PROBES], _probe_rows(probes))
+                nexus.fill(file, self.layout)
                 file.flush()
+                texts.replace_attribute(file, schema.ATTR_REASON, reason or "")
                 file.attrs.modify(schema.ATTR_COMPLETE, np.bool_(complete))
-        except OSError as error:
-            raise self._failure(error) from error
+                file.flush()
+        finally:
+            self._release()
 
     def close(self) -> None:
         """Closes without finishing: the trace stays incomplete. Never raises; does nothing when closed."""
@@ -169,13 +172,13 @@ class TraceWriter:
         self.close()
 
     @contextlib.contextmanager
-    def _writing(self) -> Any:
+    def _writing(self) -> Iterator[h5py.File]:
         if self._broken is not None:
             raise OSError(self._broken)
         if self._file is None:
             raise ValueError(f"the trace {self.path} is closed")
         try:
-            yield
+            yield self._file
         except (OSError, RuntimeError) as error:  # h5py raises both for a failed write
             raise self._failure(error) from error
 
@@ -330,10 +333,9 @@ def _declare(
     file: h5py.File,
     layout: TraceLayout,
     request_id: str,
-    about: Mapping[str, Any],
     prompt: Sequence[int] | npt.NDArray[np.int64] | None,
 ) -> None:
-    """Attributes, about blocks, tokens: all that stands before the first row."""
+    """Attributes, tokens, probes, summary: everything that a trace has besides its rows and blocks."""
     import drafttrace
 
     texts.set_attribute(file, schema.ATTR_FORMAT, schema.FORMAT)
@@ -343,9 +345,10 @@ def _declare(
     texts.set_attribute(file, schema.ATTR_CREATED, now)
     texts.set_attribute(file, schema.ATTR_TOOL, drafttrace.__version__)
     texts.set_attribute(file, schema.ATTR_REQUEST, request_id)
-    nexus.declare(file)
-    texts.write_about(file, about)
-    texts.write_text(file["about"], "layout", layout.to_json())
+    texts.set_attribute(file, schema.ATTR_REASON, "", length=_REASON_BYTES)
+    nexus.declare(file, layout)
+    texts.write_text(file.require_group(schema.ABOUT), "layout", layout.to_json())
+    _table(file, schema.PROBES, schema.PROBE)
     ids = np.asarray([] if prompt is None else prompt, np.int64)
     file.create_dataset(schema.TOKENS, data=ids, maxshape=(None,), chunks=(1024,))
     file[schema.PROMPT_LENGTH] = np.int64(-1 if prompt is None else len(ids))
@@ -370,15 +373,16 @@ def _check_records(rows: Records, record: np.dtype[np.void]) -> None:
 def _replace_tokens(file: h5py.File, tokens: Sequence[int] | npt.NDArray[np.int64]) -> None:
     ids = np.asarray(tokens, np.int64)
     dataset = file[schema.TOKENS]
+    if len(ids) < len(dataset):
+        raise ValueError(f"{len(ids)} tokens are fewer than the {len(dataset)} of the prompt")
     dataset.resize(len(ids), axis=0)
     dataset[...] = ids
 
 
-def _write_probes(file: h5py.File, probes: list[Probe]) -> None:
-    names = [probe.name.encode() for probe in probes]
-    width = max([1, *map(len, names)])
-    kind = np.dtype([("name", f"S{width}"), *((field, "<i8") for field in schema.PROBE_FIELDS)])
-    rows = np.array(
-        [(n, *(getattr(p, f) for f in schema.PROBE_FIELDS)) for n, p in zip(names, probes, strict=True)], kind
-    )
-    file.create_dataset(schema.PROBES, data=rows)
+def _probe_rows(probes: Iterable[Probe]) -> Records:
+    rows = np.zeros(len(listed := list(probes)), schema.PROBE)
+    for row, probe in zip(rows, listed, strict=True):
+        row["name"] = probe.name.encode()
+        for field in schema.PROBE_FIELDS:
+            row[field] = getattr(probe, field)
+    return rows

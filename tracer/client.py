@@ -261,7 +261,7 @@ class Client:
             headers["Authorization"] = f"Bearer {self._api_key}"
         request = urllib.request.Request(self.url + path, data=data, headers=headers, method=method)
         try:
-            return urllib.request.urlopen(request, timeout=timeout)
+            return _opener(self.url).open(request, timeout=timeout)
         except urllib.error.HTTPError as error:
             with error:
                 raise _Refused(error.code, _error_text(error.read())) from None
@@ -270,6 +270,16 @@ class Client:
             raise ServerProblem(
                 f"No answer from {self.url} ({reason}); check the address and that the server is up."
             ) from None
+
+
+def _opener(url: str) -> Any:
+    """Proxies of the environment apply, but never to this machine's own addresses."""
+    import urllib.request
+    from urllib.parse import urlsplit
+
+    host = urlsplit(url).hostname or ""
+    local = host == "localhost" or host == "::1" or host.startswith("127.")
+    return urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if local else []))
 
 
 class _Refused(Exception):

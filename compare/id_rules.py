@@ -38,15 +38,22 @@ def ids_for(boundaries: Sequence[int], rule: IdRule, n: int) -> tuple[int, ...] 
     The order of the ids may differ from that of the boundaries where only that order says what is meant: servers
     hand slots over in ascending order whatever the order of the list.
     """
-    wanted = tuple(boundaries)
-    candidates = [wanted, tuple(k - 1 for k in wanted)]
-    if rule is IdRule.PLUS_ONE or (rule is not IdRule.RAW and wanted and wanted[0] == 2):
-        candidates.reverse()  # the spelling that the other rules share, so that the line survives a change of release
-    turned = [ids[k:] + ids[:k] for ids in candidates for k in range(1, len(ids))]
-    for ids in (*candidates, *turned):
-        if sorted(boundaries_of(ids, rule, n)) == sorted(wanted):
+    wanted = sorted(boundaries)
+    for ids in spellings(boundaries):
+        if sorted(boundaries_of(ids, rule, n)) == wanted:
             return ids
     return None
+
+
+def spellings(boundaries: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Lists of ids to try for ``boundaries``, the one that most servers share first.
+
+    B(id+1) is the reading that most classes and releases agree on, so it comes first where it may be meant; lists
+    that begin elsewhere follow, for servers that look at the first id.
+    """
+    raw, early = tuple(boundaries), tuple(k - 1 for k in boundaries)
+    first = [early, raw]
+    return (*first, *(ids[k:] + ids[:k] for ids in (raw, early) for k in range(1, len(ids))))
 
 
 def emitted(boundaries: Sequence[int], highest: int) -> tuple[int, ...]:

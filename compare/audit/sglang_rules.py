@@ -1,7 +1,7 @@
 """What SGLang 0.5.12 to 0.5.23 makes of the layer ids in a draft's config, by target class and release.
 
-Read in the fifteen wheels of these releases: each class's own ``set_eagle3_layers_to_capture``, inherited ones
-included. The installed class, where there is one, is asked before this table (``installed.py``).
+Checked against the fifteen wheels of these releases by running each class's own ``set_eagle3_layers_to_capture``,
+inherited ones included. The installed class, where there is one, is asked before this table (``installed.py``).
 """
 
 from __future__ import annotations
@@ -94,6 +94,9 @@ _NEWER: dict[str, Version] = {
 }
 """Classes that came, or learned to capture, after 0.5.12."""
 
+_DEFAULT_IS_LATE = ("MiniMaxM3SparseForConditionalGeneration",)
+"""Classes whose default is one boundary later than everybody else's."""
+
 _EMBED_SINCE: dict[str, Version] = {
     **dict.fromkeys(_DEEPSEEK, (0, 5, 14)),
     **dict.fromkeys(
@@ -108,14 +111,15 @@ _EMBED_SINCE: dict[str, Version] = {
 class Capability:
     """What one target class of one release does.
 
-    rule: how it reads ids. embed: whether B0 can be captured (None: not known). last: whether B(n) can.
-    source: one phrase for reports. exact: False where the release lies outside the table and its nearest
-    neighbour stands in.
+    rule: how it reads ids. default_offset: what it adds to B{2, n//2, n-3} where there are none.
+    embed: whether B0 can be captured (None: not known). last: whether B(n) can. source: one phrase for reports.
+    exact: False where the release lies outside the table and its nearest neighbour stands in.
     """
 
     architecture: str
     version: str
     rule: IdRule
+    default_offset: int
     embed: bool | None
     last: bool
     source: str
@@ -123,7 +127,8 @@ class Capability:
 
     def served(self, ids: Sequence[int] | None, n: int) -> tuple[int, ...]:
         """The slots that the server hands over for ``ids`` (None: its default), ascending."""
-        asked = canonical_wiring(n) if ids is None else boundaries_of(ids, self.rule, n)
+        default = tuple(k + self.default_offset for k in canonical_wiring(n))
+        asked = default if ids is None else boundaries_of(ids, self.rule, n)
         return emitted(asked, n if self.last else n - 1)
 
 
@@ -155,6 +160,7 @@ def capability(architecture: str, version: str) -> Capability | None:
         architecture=architecture,
         version=version,
         rule=family,
+        default_offset=int(architecture in _DEFAULT_IS_LATE),
         embed=None if embed_since is None else at[:3] >= embed_since,
         last=architecture in _GPT_OSS and at[:3] >= _HIGHEST_IS_N_SINCE,
         source=f"built-in table for SGLang {FIRST_VERSION} to {LAST_VERSION}",

@@ -1,0 +1,39 @@
+"""``make demo``: python -m demo --pair tiny-kimi --out demo-output"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from demo.pairs import NAMES, demo_pair
+from demo.story import StoryFailed, say, tell
+
+
+def main() -> int:
+    """0 when the story holds: named, remedied, matching, and at least 1.5 times the accept length."""
+    parser = argparse.ArgumentParser(prog="demo", description=__doc__)
+    parser.add_argument("--pair", choices=NAMES, default=NAMES[0])
+    parser.add_argument("--out", type=Path, default=Path("demo-output"))
+    options = parser.parse_args()
+    try:
+        summary = tell(demo_pair(options.pair), options.out)
+    except StoryFailed as failure:
+        print(f"demo: {failure}", file=sys.stderr)
+        return 1
+    say(
+        f"\n== accept length before {summary.accept_length_before:.2f}, after {summary.accept_length_after:.2f} "
+        f"({summary.ratio:.2f} times), on the same {summary.prompts} prompts"
+    )
+    say(f"   found: {', '.join(summary.findings_before)}; afterwards: {summary.verdict_after}")
+    say(f"   everything lies in {options.out}/ (report.md, before.json, after.json, summary.json, traces, logs)")
+    if summary.ratio < 1.5:
+        print(
+            f"demo: the accept length rose only {summary.ratio:.2f} times, expected at least 1.5", file=sys.stderr
+        )
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -20,6 +20,7 @@ from demo.pairs import DemoPair
 COMMAND = [sys.executable, "-m", "drafttrace.tracer.cli"]
 PROMPTS = 20
 NEW_TOKENS = 64
+MARK = "made-by-demo"
 CONFIG_LINE = re.compile(r'"eagle_aux_hidden_state_layer_ids":\s*(\[[^\]]*\])')
 
 
@@ -116,10 +117,13 @@ def apply_remedy(draft: Path, ids: list[int], copy: Path) -> None:
 
 
 def tell(pair: DemoPair, out: Path) -> Summary:
-    """The whole story; everything it makes lies in ``out``, which is emptied first."""
+    """The whole story; everything it makes lies in ``out``, which is emptied first if an earlier demo made it."""
     if out.exists():
+        if not (out / MARK).exists():
+            raise StoryFailed(f"'{out}' exists and was not made by the demo; give another --out")
         shutil.rmtree(out)
     out.mkdir(parents=True)
+    (out / MARK).write_text("made by `make demo`; the next run empties this folder\n")
     target = pair.target()
     dump = out / "dump" / pair.dump.name
     shutil.copytree(pair.dump.parent, dump.parent)

@@ -64,14 +64,15 @@ def read_trace(path: str | os.PathLike[str]) -> Capture:
     Tensors stay in the file and are read in blocks when asked for. Raises UnreadableFile and UnknownFormat as
     :func:`drafttrace.tracer.trace.h5open.open_trace` does, and UnreadableFile where a dataset is missing.
     """
-    return settled(path, _capture)
+    return settled(path, capture_of)
 
 
-def _capture(trace: TraceFile) -> Capture:
-    layout = _layout(trace)
+def capture_of(trace: TraceFile) -> Capture:
+    """The capture of an open trace, which it keeps open."""
+    layout = layout_of(trace)
     # The row tables come first: a row that stands there has all its tensors, whatever the writer does meanwhile.
-    target_rows = _table(trace, schema.TARGET_ROWS, schema.TARGET_ROW)
-    draft_rows = _table(trace, schema.DRAFT_ROWS, schema.DRAFT_ROW)
+    target_rows = table_of(trace, schema.TARGET_ROWS, schema.TARGET_ROW)
+    draft_rows = table_of(trace, schema.DRAFT_ROWS, schema.DRAFT_ROW)
     target = _part(trace, "target", layout.target, target_rows)
     about, notes = _about(trace)
     wiring = read_wiring(about.get("wiring"), len(_slots(target)))
@@ -116,12 +117,12 @@ def read_rows(path: str | os.PathLike[str], side: str = "target") -> Records:
         "target": (schema.TARGET_ROWS, schema.TARGET_ROW),
         "draft": (schema.DRAFT_ROWS, schema.DRAFT_ROW),
     }[side]
-    return settled(path, lambda trace: _table(trace, name, record))
+    return settled(path, lambda trace: table_of(trace, name, record))
 
 
 def read_ranks(path: str | os.PathLike[str]) -> tuple[RankHashes, ...]:
     """The row hashes of every rank that reported any, by rank. Raises as :func:`read_trace` does."""
-    return settled(path, _ranks)
+    return settled(path, ranks_of)
 
 
 def row_table(rows: Records) -> RowTable:
@@ -155,7 +156,8 @@ def recover_tokens(rows: Records, known: Ints) -> Ints:
     return tokens
 
 
-def _layout(trace: TraceFile) -> TraceLayout:
+def layout_of(trace: TraceFile) -> TraceLayout:
+    """What the trace declares that it holds."""
     text = _text(trace, schema.LAYOUT)
     try:
         return TraceLayout.from_json(text)
@@ -179,7 +181,7 @@ def _attribute(trace: TraceFile, name: str, default: Any) -> Any:
         return trace.file.attrs.get(name, default)
 
 
-def _table(trace: TraceFile, name: str, record: np.dtype[np.void]) -> Records:
+def table_of(trace: TraceFile, name: str, record: np.dtype[np.void]) -> Records:
     """A row table with the fields of this version, whatever version wrote it."""
     dataset = trace.dataset(name)
     with trace.reading(f"/{name}"):
@@ -190,14 +192,15 @@ def _table(trace: TraceFile, name: str, record: np.dtype[np.void]) -> Records:
     return schema.adopt(rows, record)
 
 
-def _bit_names(trace: TraceFile, name: str) -> list[str]:
+def bit_names(trace: TraceFile, name: str) -> list[str]:
+    """The tensors of the bits of ``present`` in the row table ``name``, lowest bit first."""
     dataset = trace.dataset(name)
     with trace.reading(f"the present bits of /{name}"):
         return [str(tensor) for tensor in json.loads(texts.get_text(dataset.attrs[schema.ATTR_PRESENT]))]
 
 
 def _part(trace: TraceFile, side: str, specs: tuple[TensorSpec, ...], rows: Records) -> _Part:
-    bits = _bit_names(trace, f"{side}/rows")
+    bits = bit_names(trace, f"{side}/rows")
     tensors: dict[str, Rows] = {}
     ids: dict[str, Ints] = {}
     present: dict[str, npt.NDArray[np.bool_]] = {}
@@ -282,7 +285,8 @@ def _probes(trace: TraceFile) -> tuple[Probe, ...]:
         )
 
 
-def _ranks(trace: TraceFile) -> tuple[RankHashes, ...]:
+def ranks_of(trace: TraceFile) -> tuple[RankHashes, ...]:
+    """The row hashes of an open trace."""
     with trace.reading("/ranks"):
         group = trace.file.get(schema.RANKS)
         ranks = [] if group is None else sorted(group, key=int)
@@ -291,7 +295,7 @@ def _ranks(trace: TraceFile) -> tuple[RankHashes, ...]:
 
 def _rank(trace: TraceFile, rank: str) -> RankHashes:
     name = f"{schema.RANKS}/{rank}"
-    rows = _table(trace, f"{name}/rows", schema.RANK_ROW)
+    rows = table_of(trace, f"{name}/rows", schema.RANK_ROW)
     dataset = trace.dataset(f"{name}/hashes")
     with trace.reading(f"/{name}/hashes"):
         names = tuple(json.loads(texts.get_text(dataset.attrs[schema.ATTR_HASHED])))

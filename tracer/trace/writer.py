@@ -20,14 +20,13 @@ import numpy as np
 import numpy.typing as npt
 
 from drafttrace.tracer.capture import Probe
-from drafttrace.tracer.errors import OutputExists
 from drafttrace.tracer.trace import bfloat16, nexus, schema, texts
+from drafttrace.tracer.trace.h5create import TABLE_CHUNK, append_table, create_file, make_table, problem
 from drafttrace.tracer.trace.layout import TensorSpec, TraceLayout, present_names
 from drafttrace.tracer.trace.schema import Records
 
 Tensors = Mapping[str, npt.NDArray[Any]]
 
-_TABLE_CHUNK = 256
 _REASON_BYTES = 256
 
 
@@ -57,7 +56,7 @@ class TraceWriter:
         self.bytes_written = 0
         """Bytes of tensors and row records handed to HDF5 so far."""
         self._broken: str | None = None
-        self._file: h5py.File | None = _create(self.path, overwrite)
+        self._file: h5py.File | None = create_file(self.path, overwrite)
         try:
             self._blocks = {*(about or {}), *late}
             _declare(self._file, layout, request_id, prompt)
@@ -147,7 +146,7 @@ class TraceWriter:
                     file[schema.PROMPT_LENGTH][...] = prompt_length
                 for name, value in blocks.items():
                     texts.replace_block(file, name, value)
-                _append_table(file[schema.PROBES], _probe_rows(probes))
+                append_table(file[schema.PROBES], _probe_rows(probes))
                 nexus.fill(file, self.layout)
                 file.flush()
                 texts.replace_attribute(file, schema.ATTR_REASON, reason or "")
@@ -183,11 +182,7 @@ class TraceWriter:
             raise self._failure(error) from error
 
     def _failure(self, error: Exception) -> OSError:
-        number = getattr(error, "errno", None)
-        cause = os.strerror(number) if number else (str(error).splitlines() or ["unknown"])[0]
-        self._broken = (
-            f"the trace {self.path} cannot be written any further ({cause}); the rows flushed before stay readable"
-        )
+        self._broken = f"the trace {self.path} cannot be written any further ({problem(error)}); the rows flushed before stay readable"
         return OSError(self._broken)
 
     def _release(self) -> None:
@@ -216,7 +211,7 @@ class _Side:
             self._tensors[spec.name] = bfloat16.create(group.id, spec)
             texts.set_attribute(h5py.Dataset(self._tensors[spec.name]), schema.ATTR_DTYPE, str(spec.dtype))
         self._sizes = dict.fromkeys(self._specs, 0)
-        self._rows = _table(group, "rows", record)
+        self._rows = make_table(group, "rows", record)
         texts.set_attribute(self._rows, schema.ATTR_PRESENT, json.dumps(list(self._bits)))
         self._pending: list[Records] = []
 
@@ -247,7 +242,7 @@ class _Side:
                 self._extend(name, self.count)
             dataset.flush()
         rows = np.concatenate(self._pending)
-        _append_table(self._rows, rows)
+        append_table(self._rows, rows)
         self._pending = []
 
     def _extend(self, name: str, rows: int) -> None:
@@ -281,10 +276,10 @@ class _Rank:
 
     def __init__(self, file: h5py.File, rank: int, hashed: tuple[str, ...]) -> None:
         group = file.require_group(f"{schema.RANKS}/{rank}")
-        self._rows = _table(group, "rows", schema.RANK_ROW)
+        self._rows = make_table(group, "rows", schema.RANK_ROW)
         shape = (0, len(hashed))
         self._hashes = group.create_dataset(
-            "hashes", shape, "<u8", maxshape=(None, len(hashed)), chunks=(_TABLE_CHUNK, len(hashed))
+            "hashes", shape, "<u8", maxshape=(None, len(hashed)), chunks=(TABLE_CHUNK, len(hashed))
         )
         texts.set_attribute(self._hashes, schema.ATTR_HASHED, json.dumps(list(hashed)))
         self._columns = len(hashed)
@@ -302,31 +297,9 @@ class _Rank:
     def flush(self) -> None:
         if not self._pending:
             return
-        _append_table(self._hashes, np.concatenate([hashes for _, hashes in self._pending]))
-        _append_table(self._rows, np.concatenate([rows for rows, _ in self._pending]))
+        append_table(self._hashes, np.concatenate([hashes for _, hashes in self._pending]))
+        append_table(self._rows, np.concatenate([rows for rows, _ in self._pending]))
         self._pending = []
-
-
-def _create(path: Path, overwrite: bool) -> h5py.File:
-    """A new file at ``path``. Never truncates one that somebody may be reading: it is unlinked instead."""
-    if path.is_dir():
-        raise OutputExists(f"{path} is a folder: give the name of a file to write")
-    if os.path.lexists(path):
-        if not overwrite:
-            raise OutputExists(f"{path} exists already: pass --force to overwrite it, or choose another output")
-        if not os.access(path.parent, os.W_OK):
-            raise OutputExists(f"{path} cannot be overwritten: the folder {path.parent} is not writable")
-        path.unlink()
-    try:
-        return h5py.File(path, "x", libver=schema.LIBVER)
-    except OSError as error:
-        if not path.parent.is_dir():
-            cause = f"the folder {path.parent} does not exist"
-        elif os.path.lexists(path):
-            cause = "another program made it at the same moment"
-        else:
-            cause = os.strerror(error.errno) if error.errno else "HDF5 refused"
-        raise OutputExists(f"{path} cannot be written ({cause}): choose another output") from None
 
 
 def _declare(
@@ -348,21 +321,10 @@ def _declare(
     texts.set_attribute(file, schema.ATTR_REASON, "", length=_REASON_BYTES)
     nexus.declare(file, layout)
     texts.write_text(file.require_group(schema.ABOUT), "layout", layout.to_json())
-    _table(file, schema.PROBES, schema.PROBE)
+    make_table(file, schema.PROBES, schema.PROBE)
     ids = np.asarray([] if prompt is None else prompt, np.int64)
     file.create_dataset(schema.TOKENS, data=ids, maxshape=(None,), chunks=(1024,))
     file[schema.PROMPT_LENGTH] = np.int64(-1 if prompt is None else len(ids))
-
-
-def _table(group: h5py.Group, name: str, record: np.dtype[np.void]) -> h5py.Dataset:
-    return group.create_dataset(name, (0,), record, maxshape=(None,), chunks=(_TABLE_CHUNK,))
-
-
-def _append_table(dataset: h5py.Dataset, rows: npt.NDArray[Any]) -> None:
-    start = dataset.shape[0]
-    dataset.resize(start + len(rows), axis=0)
-    dataset[start:] = rows
-    dataset.flush()
 
 
 def _check_records(rows: Records, record: np.dtype[np.void]) -> None:
@@ -373,10 +335,9 @@ def _check_records(rows: Records, record: np.dtype[np.void]) -> None:
 def _replace_tokens(file: h5py.File, tokens: Sequence[int] | npt.NDArray[np.int64]) -> None:
     ids = np.asarray(tokens, np.int64)
     dataset = file[schema.TOKENS]
-    if len(ids) < len(dataset):
-        raise ValueError(f"{len(ids)} tokens are fewer than the {len(dataset)} of the prompt")
-    dataset.resize(len(ids), axis=0)
-    dataset[...] = ids
+    if len(ids) > len(dataset):  # never shorter: a request that was aborted at once keeps its prompt
+        dataset.resize(len(ids), axis=0)
+    dataset[: len(ids)] = ids
 
 
 def _probe_rows(probes: Iterable[Probe]) -> Records:

@@ -33,12 +33,14 @@ def open_capture(
     path, number = split_spec(spec)
     if sample is not None:
         if number is not None and number != sample:
-            raise DrafttraceError(f"'{spec}' names sample {number} and --sample says {sample}; give one of the two.")
+            raise DrafttraceError(
+                f"'{spec}' names sample {number} and --sample says {sample}; give one of the two."
+            )
         number = sample
     if format is None and mapping is None and _is_trace(path):
         return _open_trace(path, number)
     asked = _request(request, mapping, like)
-    collection = open_collection(path, "MAPPED" if mapping is not None and format is None else format)
+    collection = open_collection(path, "MAPPED" if mapping is not None and format is None else format, asked)
     if number is None:
         number = _choose(collection, like)
     ref = collection.ref(number)
@@ -69,7 +71,9 @@ def _is_trace(path: Path) -> bool:
 
 def _open_trace(path: Path, number: int | None) -> Capture:
     if number:
-        raise DrafttraceError(f"'{path}' is a trace of one request and has no sample {number}; leave '#{number}' out.")
+        raise DrafttraceError(
+            f"'{path}' is a trace of one request and has no sample {number}; leave '#{number}' out."
+        )
     from drafttrace.tracer.trace.reader import read_trace
 
     capture: Capture = read_trace(path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,9 @@ def rows(tensor: Tensor, name: str, path: Path, scales: Floats | None = None) ->
     if kind is None:
         raise UnreadableFile(f"The field '{name}' of '{path}' holds {tensor.kind}, no hidden states.")
     if 0 in flat.shape:
-        raise UnreadableFile(f"The field '{name}' of '{path}' is empty (shape {list(tensor.shape)}); dump it again.")
+        raise UnreadableFile(
+            f"The field '{name}' of '{path}' is empty (shape {list(tensor.shape)}); dump it again."
+        )
     return StoredRows(flat.array, kind, flat.file, scales)
 
 
@@ -63,7 +65,9 @@ def axis_slots(tensor: Tensor, name: str, path: Path, axis: int, scales: Floats 
     """A ``[L, K, H]`` (axis 1) or ``[K, L, H]`` (axis 0) tensor as K slots of rows."""
     cube = unbatched(tensor, name, path, 3) if tensor.ndim > 3 else tensor
     if cube.ndim != 3:
-        raise UnreadableFile(f"The field '{name}' of '{path}' has the shape {list(tensor.shape)}; 3 axes are expected.")
+        raise UnreadableFile(
+            f"The field '{name}' of '{path}' has the shape {list(tensor.shape)}; 3 axes are expected."
+        )
     slots = np.moveaxis(cube.array, axis, 0)
     parts = [cube.with_array(slots[k]) for k in range(len(slots))]
     return [rows(part, f"{name}[{k}]", path, scales) for k, part in enumerate(parts)]
@@ -102,12 +106,16 @@ def token_ids(tensor: Tensor, name: str, path: Path) -> Ints:
     try:
         ids = flat.ints()
     except ValueError:
-        raise UnreadableFile(f"The field '{name}' of '{path}' holds {tensor.kind} values that are no token ids.") from None
+        raise UnreadableFile(
+            f"The field '{name}' of '{path}' holds {tensor.kind} values that are no token ids."
+        ) from None
     if len(ids) == 0:
         raise UnreadableFile(f"The field '{name}' of '{path}' holds no tokens; dump the sample again.")
     if int(ids.min()) < -1 or int(ids.max()) >= 2**31:
         wrong = int(ids.min()) if int(ids.min()) < -1 else int(ids.max())
-        raise UnreadableFile(f"The field '{name}' of '{path}' holds {wrong}, which is no token id; the file is damaged.")
+        raise UnreadableFile(
+            f"The field '{name}' of '{path}' holds {wrong}, which is no token id; the file is damaged."
+        )
     return ids
 
 
@@ -168,14 +176,30 @@ class Convention:
         return None, default
 
 
+STATE_FIELDS = frozenset({
+    "hidden_state", "hidden_states", "aux_hidden_state", "aux_hidden_states", "last_hidden", "last_hidden_states",
+    "target", "target_hiddens", "target_hidden_states", "target_last_hidden_states",
+})  # fmt: skip
+
+
+def states_in(document: Document) -> set[str]:
+    """The names of hidden states that a dict holds, those with the value None left out."""
+    if not isinstance(document.value, dict):
+        return set()
+    return {name for name in STATE_FIELDS & document.keys if document.value[name] is not None}
+
+
+def recognised(layout: Callable[[Document, Request], str | None], document: Document, request: Request) -> str:
+    """Why a document is read as it is."""
+    return layout(document, request) or "asked for with --format"
+
+
 # What most trainers do without configuration: B{2, n//2, n-3}, written O{1, n//2-1, n-4} by those that count outputs.
 OUTPUTS = Convention("O", "O{1, n//2-1, n-4} = B{2, n//2, n-3}")
 ENTRIES = Convention("B", "B{2, n//2, n-3}")
 
 
-def last_state(
-    name: str, part: Rows, norm: Norm, why: str, boundary: int | None = None
-) -> LastState:
+def last_state(name: str, part: Rows, norm: Norm, why: str, boundary: int | None = None) -> LastState:
     """A last state with what proves its norm."""
     return LastState(name=name, rows=part, norm=norm, proven_by=why, boundary=boundary)
 
@@ -197,7 +221,9 @@ def capture(
     count = counts.pop() if counts else len(tokens)
     widths = {slot.rows.width for slot in slots}
     if len(widths) > 1:
-        raise UnreadableFile(f"The slots of '{document_path}' are {sorted(widths)} wide, which should be one width.")
+        raise UnreadableFile(
+            f"The slots of '{document_path}' are {sorted(widths)} wide, which should be one width."
+        )
     notes = list(more.pop("notes", ()))
     if count != len(tokens):
         notes.append(f"{count} rows for {len(tokens)} tokens")

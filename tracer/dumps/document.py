@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from drafttrace.tracer.dumps import torch_file
-from drafttrace.tracer.dumps.pickle_machine import BadPickle
+from drafttrace.tracer.dumps.pickle_values import BadPickle
 from drafttrace.tracer.dumps.safetensors_file import looks_like_safetensors, read_safetensors
 from drafttrace.tracer.dumps.tensor import STORAGE, MappedFile, Tensor
 from drafttrace.tracer.errors import UnknownFormat, UnreadableFile
@@ -138,11 +138,15 @@ def _npy_header(path: Path, name: str, stream: Any) -> tuple[tuple[int, ...], bo
 
 def _json(path: Path, file: MappedFile) -> Any:
     if len(file.bytes) > _JSON_LIMIT:
-        raise UnreadableFile(f"The JSON file '{path}' has {len(file.bytes)} bytes, too many to read; store tensors.")
+        raise UnreadableFile(
+            f"The JSON file '{path}' has {len(file.bytes)} bytes, too many to read; store tensors."
+        )
     try:
         return json.loads(file.bytes.tobytes().decode("utf-8"))
     except (ValueError, RecursionError):
-        raise UnreadableFile(f"The file '{path}' begins like JSON but is not valid; write or copy it again.") from None
+        raise UnreadableFile(
+            f"The file '{path}' begins like JSON but is not valid; write or copy it again."
+        ) from None
 
 
 def _inflated(path: Path) -> MappedFile:

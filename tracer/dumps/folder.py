@@ -38,8 +38,8 @@ class Collection:
         if isinstance(self.layout, FolderLayout):
             return self.layout.read(self.path, ref, request)
         document = open_document(ref.file)
-        if len(self.refs) > 1 and self.path.is_dir() and self.layout.detect(document) is None:
-            layout, _why = detect(document)
+        if len(self.refs) > 1 and self.path.is_dir() and self.layout.detect(document, request) is None:
+            layout, _why = detect(document, request)
             raise UnknownFormat(
                 f"The folder '{self.path}' mixes formats: '{ref.file.name}' is {layout.id}, the others are "
                 f"{self.layout.id}; give one file, or move the others away."
@@ -57,8 +57,9 @@ class Collection:
         )
 
 
-def open_collection(path: Path, format_id: str | None = None) -> Collection:
+def open_collection(path: Path, format_id: str | None = None, request: Request | None = None) -> Collection:
     """Find out what ``path`` holds. Raises UnreadableFile, or UnknownFormat where it is nothing or more than one."""
+    asked = request or Request()
     try:
         is_folder = path.is_dir()
         if not is_folder and not path.is_file():
@@ -66,18 +67,25 @@ def open_collection(path: Path, format_id: str | None = None) -> Collection:
     except OSError as error:
         raise UnreadableFile(f"The path '{path}' cannot be followed ({error.strerror}); check the link.") from None
     if is_folder:
-        return _open_folder(path, format_id)
+        return _open_folder(path, format_id, asked)
     document = open_document(path)
-    layout, why = forced(document, format_id) if format_id is not None else detect(document)
+    layout, why = recognise(document, format_id, asked)
     count = layout.count(document)
     if count == 0:
         raise UnreadableFile(f"The file '{path}' holds no samples; dump it again.")
     return Collection(path, layout, why, [SampleRef(k, path, k) for k in range(count)])
 
 
-def detect(document: Document) -> tuple[Layout, str]:
+def recognise(document: Document, format_id: str | None, request: Request) -> tuple[Layout, str]:
+    """The layout that the user named, else the one that the content shows."""
+    return detect(document, request) if format_id is None else forced(document, format_id, request)
+
+
+def detect(document: Document, request: Request) -> tuple[Layout, str]:
     """The one layout that a document is of, and why. Raises UnknownFormat naming the candidates."""
-    found = [(layout, why) for layout in layouts().values() if (why := layout.detect(document)) is not None]
+    found = [
+        (layout, why) for layout in layouts().values() if (why := layout.detect(document, request)) is not None
+    ]
     if len(found) == 1:
         return found[0]
     if not found:
@@ -89,7 +97,7 @@ def detect(document: Document) -> tuple[Layout, str]:
     raise UnknownFormat(f"The file '{document.path}' could be {names}; say which with --format.")
 
 
-def forced(document: Document, format_id: str) -> tuple[Layout, str]:
+def forced(document: Document, format_id: str, request: Request) -> tuple[Layout, str]:
     """The layout that the user named. Raises UnknownFormat for an id that there is not."""
     by_name = {name.upper(): layout for name, layout in layouts().items()}
     layout = by_name.get(format_id.upper())
@@ -97,7 +105,7 @@ def forced(document: Document, format_id: str) -> tuple[Layout, str]:
         raise UnknownFormat(
             f"There is no format '{format_id}' for a file; the formats are {', '.join(sorted(layouts()))}."
         )
-    return layout, layout.detect(document) or "asked for with --format"
+    return layout, layout.detect(document, request) or "asked for with --format"
 
 
 def _contents(document: Document) -> str:
@@ -111,7 +119,7 @@ def _contents(document: Document) -> str:
     return f"a single {type(value).__name__}"
 
 
-def _open_folder(path: Path, format_id: str | None) -> Collection:
+def _open_folder(path: Path, format_id: str | None, request: Request) -> Collection:
     found = [
         (layout, why)
         for layout in folder_layouts().values()
@@ -132,7 +140,7 @@ def _open_folder(path: Path, format_id: str | None) -> Collection:
             f"The folder '{path}' holds no file that could be a dump ({', '.join(_SUFFIXES[:7])}); give the folder that "
             "the trainer wrote."
         )
-    layout, reason = _common_layout(path, files, format_id)
+    layout, reason = _common_layout(path, files, format_id, request)
     return Collection(path, layout, reason, _numbered(layout, files))
 
 
@@ -152,7 +160,9 @@ def _walk(folder: Path) -> Iterator[Path]:
                 continue
             count += 1
             if count > _MOST_FILES:
-                raise UnreadableFile(f"The folder '{folder}' holds more than {_MOST_FILES} files; give one below it.")
+                raise UnreadableFile(
+                    f"The folder '{folder}' holds more than {_MOST_FILES} files; give one below it."
+                )
             yield path
 
 
@@ -161,7 +171,9 @@ def _natural(text: str) -> list[tuple[int, int, str]]:
     return [(0, int(part), "") if part.isascii() and part.isdigit() else (1, 0, part) for part in parts]
 
 
-def _common_layout(folder: Path, files: Sequence[Path], format_id: str | None) -> tuple[Layout, str]:
+def _common_layout(
+    folder: Path, files: Sequence[Path], format_id: str | None, request: Request
+) -> tuple[Layout, str]:
     """The layout that a spread of the files shares."""
     step = max(1, len(files) // _PROBES)
     seen: dict[str, tuple[Layout, str, Path]] = {}
@@ -169,7 +181,7 @@ def _common_layout(folder: Path, files: Sequence[Path], format_id: str | None) -
     for path in [*files[::step][:_PROBES], files[-1]]:
         try:
             document = open_document(path)
-            layout, why = forced(document, format_id) if format_id is not None else detect(document)
+            layout, why = recognise(document, format_id, request)
         except DrafttraceError as error:
             problems.append(error)
             continue

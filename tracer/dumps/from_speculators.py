@@ -39,7 +39,7 @@ def _is_states_file(document: Document, scales: bool) -> bool:
     return document.keys == wanted and states is not None and states.ndim in {3, 4}
 
 
-def _detect_arrow(document: Document) -> str | None:
+def _detect_arrow(document: Document, _request: Request) -> str | None:
     if not _is_states_file(document, False) or not _HS_NAME.search(document.path.stem):
         return None
     if document.metadata.get("format") == METADATA_FORMAT:
@@ -47,7 +47,7 @@ def _detect_arrow(document: Document) -> str | None:
     return "safetensors with hidden_states [L, K+1, H] and token_ids, named hs_{i}"
 
 
-def _detect_vllm(document: Document) -> str | None:
+def _detect_vllm(document: Document, _request: Request) -> str | None:
     if not _is_states_file(document, False) or _HS_NAME.search(document.path.stem):
         return None
     if document.metadata.get("format") == METADATA_FORMAT:
@@ -55,7 +55,7 @@ def _detect_vllm(document: Document) -> str | None:
     return "safetensors with hidden_states [L, K+1, H] and token_ids"
 
 
-def _detect_fp8(document: Document) -> str | None:
+def _detect_fp8(document: Document, _request: Request) -> str | None:
     if not _is_states_file(document, True):
         return None
     return "safetensors with hidden_states [L, K+1, H], hidden_states_scales and token_ids"
@@ -108,7 +108,7 @@ def _scales(document: Document, states: Tensor) -> Floats | None:
 # --- current layout, written by drafttrace reference ---------------------------------------------------------
 
 
-def _detect_reference(document: Document) -> str | None:
+def _detect_reference(document: Document, _request: Request) -> str | None:
     if document.metadata.get("format") != METADATA_FORMAT:
         return None
     return f"safetensors whose metadata says {METADATA_FORMAT}"
@@ -126,9 +126,7 @@ def _read_reference(document: Document, _inner: int, _request: Request) -> Captu
     missing = [k for k in slots_wanted if k not in by_boundary]
     if missing:
         raise UnreadableFile(f"The file '{path}' names B{missing[0]} as a slot but holds no B{missing[0]}.")
-    slots = tuple(
-        Slot(f"hidden_states[{stated.index(k)}]", by_boundary[k], k, source) for k in slots_wanted
-    )
+    slots = tuple(Slot(f"hidden_states[{stated.index(k)}]", by_boundary[k], k, source) for k in slots_wanted)
     last = None
     if layers is not None and layers in by_boundary:
         name = f"hidden_states[{stated.index(layers)}]"
@@ -168,7 +166,7 @@ def _int_list(document: Document, name: str, count: int | None) -> list[int]:
 # --- legacy v1: a list of states per sample, ids beside it ---------------------------------------------------
 
 
-def _detect_v1(document: Document) -> str | None:
+def _detect_v1(document: Document, _request: Request) -> str | None:
     if not isinstance(document.value, dict) or not isinstance(document.value.get("hidden_states"), list):
         return None
     if "input_ids" not in document.keys:
@@ -200,7 +198,7 @@ def _read_v1(document: Document, _inner: int, request: Request) -> Capture:
     return build.capture(
         path,
         "SPEC-V1",
-        _detect_v1(document) or "asked for with --format",
+        _detect_v1(document, request) or "asked for with --format",
         tokens,
         build.slots_of(parts[:-1], "hidden_states", boundaries[:-1], source),
         last=build.last_state(name, parts[-1], Norm.PRE, why, last_boundary),
@@ -225,7 +223,9 @@ def _data_config(path: Path) -> tuple[Path | None, dict[str, Any] | None]:
             try:
                 config = json.loads(candidate.read_text("utf-8"))
             except (OSError, ValueError, RecursionError):
-                raise UnreadableFile(f"The file '{candidate}' is not valid JSON; repair it or move it away.") from None
+                raise UnreadableFile(
+                    f"The file '{candidate}' is not valid JSON; repair it or move it away."
+                ) from None
             return candidate, config if isinstance(config, dict) else None
     return None, None
 
@@ -245,15 +245,19 @@ def _v1_ids(
         where = "no data_config.json beside it" if config_path is None else f"no layer_ids in {config_path.name}"
         return unknown, f"{default}; {where}", []
     if not isinstance(ids, list) or not all(type(k) is int and k >= -1 for k in ids):
-        return unknown, f"{default}; the layer_ids of data_config.json are no layer numbers", [
-            "data_config.json declares layer_ids that are no layer numbers"
-        ]
+        return (
+            unknown,
+            f"{default}; the layer_ids of data_config.json are no layer numbers",
+            ["data_config.json declares layer_ids that are no layer numbers"],
+        )
     if len(ids) not in {count, count - 1}:
         note = f"data_config.json declares {len(ids)} layer ids, the sample holds {count} entries"
         return unknown, f"{default}; {note}", [note]
     notes = []
     if -1 in ids:
-        notes.append("data_config.json uses layer id -1 for the embedding output B0, an extension of speculators v1")
+        notes.append(
+            "data_config.json uses layer id -1 for the embedding output B0, an extension of speculators v1"
+        )
     if len(ids) == count - 1:
         notes.append("data_config.json declares no layer id for the last entry")
     full: list[int | None] = [*ids, None]
@@ -263,7 +267,7 @@ def _v1_ids(
 # --- legacy v0 -----------------------------------------------------------------------------------------------
 
 
-def _detect_v0(document: Document) -> str | None:
+def _detect_v0(document: Document, _request: Request) -> str | None:
     if document.tensor("hidden_state") is None or document.tensor("target") is None:
         return None
     return "a dict with hidden_state [L, 3H] and target [L, H]"
@@ -278,10 +282,12 @@ def _read_v0(document: Document, _inner: int, request: Request) -> Capture:
     return build.capture(
         path,
         "SPEC-V0",
-        _detect_v0(document) or "asked for with --format",
+        _detect_v0(document, request) or "asked for with --format",
         tokens,
         build.slots_of(parts, "hidden_state", boundaries, source),
-        last=build.last_state("target", target, Norm.POST, "speculators v0 convention: hidden_states[-1] of transformers"),
+        last=build.last_state(
+            "target", target, Norm.POST, "speculators v0 convention: hidden_states[-1] of transformers"
+        ),
         mask=build.mask_of(document.value.get("loss_mask"), path),
         mask_offset=1,
     )
@@ -289,7 +295,7 @@ def _read_v0(document: Document, _inner: int, request: Request) -> Capture:
 
 def _current(layout: str, detect: Any) -> Any:
     def read(document: Document, _inner: int, request: Request) -> Capture:
-        return _read_current(document, layout, detect(document) or "asked for with --format", request)
+        return _read_current(document, layout, detect(document, request) or "asked for with --format", request)
 
     return read
 
@@ -301,4 +307,3 @@ register(Layout("SPEC-FP8", "speculators 0.9 with fp8 states", _detect_fp8, _cur
 register(Layout("DRAFTTRACE", "drafttrace reference", _detect_reference, _read_reference))
 register(Layout("SPEC-V1", "speculators 0.2 to 0.4 (data_i.pt)", _detect_v1, _read_v1))
 register(Layout("SPEC-V0", "speculators before 0.2", _detect_v0, _read_v0))
-

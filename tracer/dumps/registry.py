@@ -51,7 +51,7 @@ class Layout:
 
     id: str
     title: str
-    detect: Callable[[Document], str | None]
+    detect: Callable[[Document, Request], str | None]
     read: Callable[[Document, int, Request], Capture]
     count: Callable[[Document], int] = lambda _document: 1
 

@@ -114,7 +114,9 @@ def _tensor(path: Path, file: MappedFile, name: str, entry: object, start: int) 
             f"{len(file.bytes)}; copy or write it again."
         )
     if begin > end or end - begin != count * item:
-        raise _damaged(path, f"tensor '{name}' has {end - begin} bytes where its shape {shape} needs {count * item}")
+        raise _damaged(
+            path, f"tensor '{name}' has {end - begin} bytes where its shape {shape} needs {count * item}"
+        )
     data = file.bytes[start + begin : start + end].view(STORAGE[kind]).reshape(shape)
     return begin, end, Tensor(data, kind, file)
 

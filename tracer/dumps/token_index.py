@@ -22,7 +22,30 @@ from drafttrace.tracer.dumps.folder import Collection
 from drafttrace.tracer.dumps.registry import Request, SampleRef
 from drafttrace.tracer.errors import DrafttraceError, NothingToCompare
 
-_LENGTHS = (4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
+_LENGTHS = (
+    4,
+    8,
+    12,
+    16,
+    24,
+    32,
+    48,
+    64,
+    96,
+    128,
+    192,
+    256,
+    384,
+    512,
+    768,
+    1024,
+    1536,
+    2048,
+    3072,
+    4096,
+    6144,
+    8192,
+)
 _STARTS = (0, 1)
 _VERSION = 1
 _MULTIPLIER = 6364136223846793005  # Knuth's MMIX generator

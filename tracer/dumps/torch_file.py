@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from drafttrace.tracer.dumps.pickle_machine import BadPickle, PickleMachine, RefusedPickle, StorageKind
+from drafttrace.tracer.dumps.pickle_machine import PickleMachine
+from drafttrace.tracer.dumps.pickle_values import BadPickle, RefusedPickle, StorageKind
 from drafttrace.tracer.dumps.tensor import STORAGE, MappedFile, Tensor
 from drafttrace.tracer.errors import UnreadableFile
 

@@ -1,0 +1,158 @@
+"""NeMo Automodel: the only dumps that describe themselves. A folder with ``manifest.json`` and stacked shards.
+
+EAGLE-3 caches store input_ids, loss_mask and target_probs ALREADY SHIFTED LEFT by one (row t holds token t+1, the
+first token is lost), the aux states unshifted, and no last state. DSpark caches are unshifted.
+
+Source: NVIDIA-NeMo/Automodel ``nemo_automodel/components/datasets/llm/eagle3_cache.py``, ``dspark_cache.py``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from drafttrace.tracer.capture import Capture, Ints, Norm
+from drafttrace.tracer.dumps import build
+from drafttrace.tracer.dumps.registry import FolderLayout, Request, SampleRef, register
+from drafttrace.tracer.dumps.safetensors_file import SafetensorsFile, read_safetensors
+from drafttrace.tracer.dumps.tensor import Tensor
+from drafttrace.tracer.errors import UnreadableFile
+
+
+def _manifest(folder: Path) -> dict[str, Any] | None:
+    path = folder / "manifest.json"
+    if not path.is_file():
+        return None
+    try:
+        manifest = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        raise UnreadableFile(f"The file '{path}' is not valid JSON; repair it or write the cache again.") from None
+    return manifest if isinstance(manifest, dict) and "format_version" in manifest else None
+
+
+def _detect_eagle3(folder: Path) -> str | None:
+    manifest = _manifest(folder)
+    if manifest is None or "aux_layer_ids" not in manifest:
+        return None
+    return f"manifest.json with format_version {str(manifest['format_version'])[:20]} and aux_layer_ids"
+
+
+def _detect_dspark(folder: Path) -> str | None:
+    manifest = _manifest(folder)
+    if manifest is None or "target_layer_ids" not in manifest:
+        return None
+    return f"manifest.json with format_version {str(manifest['format_version'])[:20]} and target_layer_ids"
+
+
+def _samples(folder: Path) -> Sequence[SampleRef]:
+    refs: list[SampleRef] = []
+    for shard in sorted(folder.glob("shard-*.safetensors")):
+        ids = _shard_field(read_safetensors(shard), "input_ids")
+        if ids.ndim != 2:
+            raise UnreadableFile(f"The field 'input_ids' of '{shard}' has the shape {list(ids.shape)}, not [n, S].")
+        refs.extend(SampleRef(len(refs) + k, shard, k) for k in range(ids.shape[0]))
+    return refs
+
+
+def _shard_field(shard: SafetensorsFile, name: str) -> Tensor:
+    if name not in shard.tensors:
+        raise UnreadableFile(f"The field '{name}' of '{shard.path}' is missing; write the cache again.")
+    return shard.tensors[name]
+
+
+def _one(shard: SafetensorsFile, name: str, inner: int) -> Tensor:
+    tensor = _shard_field(shard, name)
+    if tensor.ndim < 2 or inner >= tensor.shape[0]:
+        raise UnreadableFile(
+            f"The field '{name}' of '{shard.path}' has no entry {inner} (shape {list(tensor.shape)})."
+        )
+    return tensor.with_array(tensor.array[inner])
+
+
+def _optional(shard: SafetensorsFile, name: str, inner: int) -> Ints | None:
+    if name not in shard.tensors:
+        return None
+    return build.mask_of(_one(shard, name, inner), shard.path, name)
+
+
+def _ids(manifest: dict[str, Any], name: str, count: int, path: Path) -> list[int | None]:
+    ids = manifest.get(name)
+    if not isinstance(ids, list) or not all(type(k) is int and k >= -1 for k in ids) or len(ids) != count:
+        raise UnreadableFile(f"The '{name}' of '{path}' does not name {count} layers; write the cache again.")
+    return [k + 1 for k in ids]
+
+
+def _count(manifest: dict[str, Any], name: str, path: Path) -> int:
+    ids = manifest.get(name)
+    if not isinstance(ids, list) or not ids:
+        raise UnreadableFile(f"The '{name}' of '{path}' is no list of layers; write the cache again.")
+    return len(ids)
+
+
+def _read_eagle3(folder: Path, ref: SampleRef, request: Request) -> Capture:
+    manifest = _manifest(folder) or {}
+    where = folder / "manifest.json"
+    shard = read_safetensors(ref.file)
+    path = ref.file
+    shifted = build.token_ids(_one(shard, "input_ids", ref.inner), "input_ids", path)
+    aux = _one(shard, "aux_hidden_states", ref.inner)
+    count = _count(manifest, "aux_layer_ids", where)
+    width = aux.shape[-1] // count if aux.shape[-1] % count == 0 else None
+    parts = build.side_by_side(aux, "aux_hidden_states", path, request, width)
+    boundaries = _ids(manifest, "aux_layer_ids", len(parts), where)
+    mask = _optional(shard, "loss_mask", ref.inner)
+    attention = _optional(shard, "attention_mask", ref.inner)
+    return build.capture(
+        path,
+        "AM-EAGLE3",
+        _detect_eagle3(folder) or "asked for with --format",
+        np.concatenate([np.full(1, -1, np.int64), shifted[:-1]]),
+        build.slots_of(parts, "aux_hidden_states", boundaries, "manifest.json aux_layer_ids, O(id) = B(id + 1)"),
+        mask=None if mask is None else np.concatenate([np.zeros(1, np.int64), mask[:-1]]),
+        mask_offset=1,
+        valid_length=build.valid_length(shifted, mask, attention),
+        about={"manifest": manifest, "folder": str(folder)},
+        notes=("ids, mask and target_probs are stored shifted left by one: the first token is lost, and no last "
+               "state is stored",),
+    )  # fmt: skip
+
+
+def _read_dspark(folder: Path, ref: SampleRef, request: Request) -> Capture:
+    manifest = _manifest(folder) or {}
+    where = folder / "manifest.json"
+    shard = read_safetensors(ref.file)
+    path = ref.file
+    tokens = build.token_ids(_one(shard, "input_ids", ref.inner), "input_ids", path)
+    state = build.rows(_one(shard, "target_last_hidden_states", ref.inner), "target_last_hidden_states", path)
+    aux = _one(shard, "target_hidden_states", ref.inner)
+    parts = build.side_by_side(aux, "target_hidden_states", path, request, state.width)
+    boundaries = _ids(manifest, "target_layer_ids", len(parts), where)
+    layers = manifest.get("num_hidden_layers")
+    mask = _optional(shard, "loss_mask", ref.inner)
+    source = "manifest.json target_layer_ids, O(id) = B(id + 1), -1 = embedding"
+    last = build.last_state(
+        "target_last_hidden_states",
+        state,
+        Norm.UNKNOWN,
+        "the manifest does not say whether the state stands before or after the final norm",
+        layers if type(layers) is int else None,
+    )
+    return build.capture(
+        path,
+        "AM-DSPARK",
+        _detect_dspark(folder) or "asked for with --format",
+        tokens,
+        build.slots_of(parts, "target_hidden_states", boundaries, source),
+        last=last,
+        mask=mask,
+        about={"manifest": manifest, "folder": str(folder)},
+        notes=() if manifest.get("complete", True) else ("the manifest says that the cache is not complete",),
+    )
+
+
+register(FolderLayout("AM-EAGLE3", "NeMo Automodel EAGLE-3 cache", _detect_eagle3, _samples, _read_eagle3))
+register(FolderLayout("AM-DSPARK", "NeMo Automodel DSpark cache", _detect_dspark, _samples, _read_dspark))

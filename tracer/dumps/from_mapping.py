@@ -1,0 +1,178 @@
+"""Files of no known layout, with the names of their fields given by the user: npz, safetensors, torch, HDF5, JSON.
+
+``--slots a,b,c --tokens ids``: each slot is a name; ``a/b`` goes into a nested dict or HDF5 group; ``name[i]`` is
+entry i of a list, or of the second axis of a ``[L, K, H]`` tensor. One slot wider than the hidden size is cut.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from drafttrace.tracer.capture import Capture, LastState, Norm
+from drafttrace.tracer.dumps import build
+from drafttrace.tracer.dumps.document import Document
+from drafttrace.tracer.dumps.hdf5_file import read_hdf5
+from drafttrace.tracer.dumps.registry import FieldMap, Layout, Request, register
+from drafttrace.tracer.dumps.tensor import Tensor
+from drafttrace.tracer.errors import DrafttraceError, UnreadableFile
+from drafttrace.tracer.rows import Rows
+
+_ENTRY = re.compile(r"(.*)\[(-?\d{1,6})\]$")
+
+
+def parse_fields(
+    slots: str,
+    tokens: str | None = None,
+    last: str | None = None,
+    *,
+    last_norm: str = "unknown",
+    mask: str | None = None,
+    boundaries: str | None = None,
+) -> FieldMap:
+    """A FieldMap from command-line texts: comma-separated slot names, and boundaries such as ``B2,B30,B58``.
+
+    Raises DrafttraceError for a boundary that is none, or a norm that is not pre, post or unknown.
+    """
+    from drafttrace.tracer.boundary import parse_wiring
+
+    names = tuple(name.strip() for name in slots.split(",") if name.strip())
+    if last_norm not in set(Norm):
+        raise DrafttraceError(f"The last state's norm is '{last_norm}'; give pre, post or unknown.")
+    try:
+        wiring = parse_wiring(boundaries) if boundaries else None
+    except ValueError as error:
+        raise DrafttraceError(f"{error}.") from None
+    return FieldMap(names, tokens, last, last_norm, mask, wiring)
+
+
+def _detect(_document: Document, request: Request) -> str | None:
+    return "fields named by the user" if request.fields.slots or request.fields.last else None
+
+
+def _read(document: Document, _inner: int, request: Request) -> Capture:
+    path, fields = document.path, request.fields
+    if not fields.slots and fields.last is None:
+        raise DrafttraceError(f"'{path}' has no layout of its own: name its fields with --slots and --tokens.")
+    if document.container == "hdf5":
+        document = Document(path, "hdf5", read_hdf5(path))
+    parts: list[Rows] = []
+    for name in fields.slots:
+        parts.extend(_slots(document, name, request))
+    last: LastState | None = None
+    if fields.last is not None:
+        state = _single(document, fields.last)
+        last = build.last_state(fields.last, state, Norm(fields.last_norm), "given by the user")
+    ids = fields.boundaries
+    if ids is not None and len(ids) != len(parts):
+        raise DrafttraceError(
+            f"{len(ids)} boundaries are given for the {len(parts)} slots of '{path}'; give one each."
+        )
+    source = "given by the user" if ids is not None else "unknown: the user named fields, but no boundaries"
+    count = len(parts[0]) if parts else len(last.rows) if last is not None else 0
+    tokens = (
+        np.full(count, -1, np.int64)
+        if fields.tokens is None
+        else build.token_ids(_tensor(document, fields.tokens), fields.tokens, path)
+    )
+    return build.capture(
+        path,
+        "MAPPED",
+        "fields named by the user",
+        tokens,
+        build.slots_of(parts, "slot", ids, source),
+        last=last,
+        mask=None if fields.mask is None else build.mask_of(_tensor(document, fields.mask), path, fields.mask),
+        valid_length=len(tokens),
+        notes=() if fields.tokens is not None else ("no tokens: their field was not named",),
+    )
+
+
+def _slots(document: Document, name: str, request: Request) -> list[Rows]:
+    """One named field as one slot, or as several: a list, a ``[L, K, H]`` tensor, or a ``[L, K * H]`` one."""
+    path = document.path
+    value = find(document, name)
+    if isinstance(value, list):
+        return [
+            build.rows(_checked(document, f"{name}[{k}]", item), f"{name}[{k}]", path)
+            for k, item in enumerate(value)
+        ]
+    tensor = _checked(document, name, value)
+    if tensor.ndim == 3 and tensor.shape[0] != 1:
+        return list(build.axis_slots(tensor, name, path, 1))
+    single = build.rows(tensor, name, path)
+    width = request.hidden_size
+    if width is None or single.width == width or request.tokens_only:
+        return [single]
+    return list(build.side_by_side(tensor, name, path, request, width))
+
+
+def _single(document: Document, name: str) -> Rows:
+    return build.rows(_tensor(document, name), name, document.path)
+
+
+def _tensor(document: Document, name: str) -> Tensor:
+    return _checked(document, name, find(document, name))
+
+
+def _checked(document: Document, name: str, value: Any) -> Tensor:
+    if isinstance(value, list):
+        value = _from_numbers(value)
+    if not isinstance(value, Tensor):
+        raise UnreadableFile(f"The field '{name}' of '{document.path}' is no tensor but {type(value).__name__}.")
+    return value
+
+
+def _from_numbers(value: list[Any]) -> Tensor | None:
+    """Nested lists of numbers, as JSON has them, as a tensor."""
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        return None
+    if array.dtype.kind == "f":
+        return Tensor(array.astype(np.float32), "fp32")
+    return Tensor(array.astype(np.int64), "int64") if array.dtype.kind in "iub" else None
+
+
+def find(document: Document, name: str) -> Any:
+    """The value that a user's name means. Raises UnreadableFile naming what there is."""
+    entry = _ENTRY.match(name)
+    if entry and not (isinstance(document.value, dict) and name in document.value):
+        return _pick(document, entry[1], int(entry[2]))
+    value = document.value
+    if isinstance(value, dict) and name in value:
+        return value[name]
+    for part in re.split(r"[/.]", name):
+        if not isinstance(value, dict) or part not in value:
+            raise UnreadableFile(
+                f"There is no field '{name}' in '{document.path}'; it holds {_names(document.path, document.value)}."
+            )
+        value = value[part]
+    return value
+
+
+def _pick(document: Document, name: str, index: int) -> Any:
+    value = find(document, name)
+    size = (
+        len(value)
+        if isinstance(value, list)
+        else value.shape[1]
+        if isinstance(value, Tensor) and value.ndim >= 3
+        else 0
+    )
+    if not -size <= index < size:
+        raise UnreadableFile(f"The field '{name}' of '{document.path}' has no entry {index}: it has {size}.")
+    return value[index] if isinstance(value, list) else value.with_array(value.array[:, index])
+
+
+def _names(_path: Path, value: Any) -> str:
+    if not isinstance(value, dict):
+        return f"a {type(value).__name__}"
+    names = sorted(str(key)[:40] for key in value)
+    return ", ".join(repr(name) for name in names[:12]) + (", ..." if len(names) > 12 else "")
+
+
+register(Layout("MAPPED", "any file, with --slots and --tokens", _detect, _read))

@@ -1,0 +1,327 @@
+"""What SGLang itself can write: dumper folders, ``Pass*.pt`` files, and ``return_hidden_states`` JSON.
+
+Dumper folders and Pass files hold module outputs by name. SGLang's fused norm returns ``(normed, residual)``, so the
+second output of ``layers.{k}.input_layernorm`` is the residual stream that enters layer k: B(k).
+
+Source: SGLang ``srt/debug_utils/dumper.py``, ``srt/debug_utils/tensor_dump_forward_hook.py``, ``/generate``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from drafttrace.tracer.boundary import canonical_wiring
+from drafttrace.tracer.capture import Capture, Ints, LastState, Norm, Slot
+from drafttrace.tracer.dumps import build
+from drafttrace.tracer.dumps.document import Document, open_document
+from drafttrace.tracer.dumps.registry import FolderLayout, Layout, Request, SampleRef, register
+from drafttrace.tracer.dumps.tensor import Tensor
+from drafttrace.tracer.errors import UnreadableFile
+from drafttrace.tracer.rows import Rows
+
+_SOURCE = "module name: the second output of layers.k.input_layernorm is the stream entering layer k"
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d{1,4})\.input_layernorm$")
+_EMBED = re.compile(r"(?:^|\.)(?:embed_tokens|embeddings|wte)$")
+_NORM = re.compile(r"(?:^|\.)(?:model|backbone)\.norm$")
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """One forward pass: boundaries ``{k: [rows, H]}``, last state after the norm, ids and positions of all rows."""
+
+    boundaries: dict[int, Tensor]
+    last: Tensor | None
+    tokens: Ints
+    positions: Ints
+
+
+def _collect(outputs: Mapping[str, Sequence[Tensor]], tokens: Ints, positions: Ints) -> _Pass:
+    """outputs: module name -> its output tensors in order."""
+    found: dict[int, Tensor] = {}
+    last = None
+    top = -1
+    final: Tensor | None = None
+    for name, tensors in outputs.items():
+        layer = _LAYER.search(name)
+        if layer:
+            top = max(top, int(layer[1]))
+            if len(tensors) == 2:
+                found[int(layer[1])] = tensors[1]
+        elif _EMBED.search(name) and tensors:
+            found[0] = tensors[0]
+        elif _NORM.search(name) and tensors:
+            last = tensors[0]
+            final = tensors[1] if len(tensors) == 2 else None
+    if final is not None and top >= 0:
+        found[top + 1] = final
+    count = len(tokens)
+    found = {k: tensor for k, tensor in sorted(found.items()) if tensor.shape and tensor.shape[0] == count}
+    if last is not None and (not last.shape or last.shape[0] != count):
+        last = None
+    return _Pass(found, last, tokens, positions)
+
+
+def _runs(positions: Ints) -> list[tuple[int, int]]:
+    """Rows of one request each: runs of consecutive positions."""
+    if len(positions) == 0:
+        return []
+    cuts = [0, *(np.flatnonzero(np.diff(positions) != 1) + 1).tolist(), len(positions)]
+    return list(itertools.pairwise(cuts))
+
+
+def _capture(path: Path, layout: str, why: str, found: _Pass, run: int, request: Request) -> Capture:
+    runs = _runs(found.positions)
+    if run >= len(runs):
+        raise UnreadableFile(f"'{path}' has no request {run} in this forward pass: it has {len(runs)}.")
+    start, stop = runs[run]
+
+    def part(tensor: Tensor, name: str) -> Rows:
+        return build.rows(tensor.with_array(tensor.array[start:stop]), name, path)
+
+    boundaries = {k: part(tensor, f"B{k}") for k, tensor in found.boundaries.items()}
+    if not boundaries and found.last is None:
+        raise UnreadableFile(
+            f"'{path}' holds no residual stream: neither layers.k.input_layernorm nor embed_tokens nor norm has an "
+            "output; dump the whole model."
+        )
+    slots, notes = _slots(boundaries, request)
+    n = max(boundaries) if boundaries else None
+    last: LastState | None = None
+    if found.last is not None:
+        last = build.last_state("norm", part(found.last, "norm"), Norm.POST, "the output of the final norm")
+    tokens, positions = found.tokens[start:stop], found.positions[start:stop]
+    made = build.capture(
+        path, layout, why, tokens, slots,
+        last=last, boundaries=boundaries, valid_length=len(tokens), notes=tuple(notes),
+        embed=Slot("embed_tokens", boundaries[0], 0, "module name: embed_tokens") if 0 in boundaries else None,
+        about={"target_layers": n},
+    )  # fmt: skip
+    if len(positions) and positions[0] > 0:  # a decode pass, or a cached prefix: rows stand further on
+        shifted = np.full(int(positions[0]) + len(tokens), -1, np.int64)
+        shifted[int(positions[0]) :] = tokens
+        table = replace(made.table, position=positions.copy())
+        made = replace(made, tokens=shifted, table=table, valid_length=len(shifted),
+                       notes=(*made.notes, f"the pass begins at position {positions[0]}"))  # fmt: skip
+    return made
+
+
+def _slots(boundaries: Mapping[int, Rows], request: Request) -> tuple[tuple[Slot, ...], list[str]]:
+    """The wiring that the user gave (as boundaries), else the canonical one where it is there, else none."""
+    top = request.layers if request.layers is not None else max(boundaries, default=0)
+    wanted = list(request.layer_ids) if request.layer_ids is not None else list(canonical_wiring(top))
+    if min(wanted, default=-1) < 0 or any(k not in boundaries for k in wanted):
+        return (), ["no slots: the pass does not hold every boundary of the wiring; see the boundaries"]
+    source = _SOURCE if request.layer_ids is not None else f"{_SOURCE}; the choice of slots is an {build.ASSUMED}"
+    return tuple(Slot(f"layers.{k}", boundaries[k], k, source) for k in wanted), []
+
+
+# --- Pass00000.pt --------------------------------------------------------------------------------------------
+
+
+def _field_ending(value: Mapping[str, Any], ending: str) -> Tensor | None:
+    for name, item in value.items():
+        if isinstance(name, str) and name.endswith(ending) and isinstance(item, Tensor):
+            return item
+    return None
+
+
+def _detect_pass(document: Document, _request: Request) -> str | None:
+    if not isinstance(document.value, dict):
+        return None
+    if _field_ending(document.value, ".forward_batch_info.input_ids") is None:
+        return None
+    return "a dict of module outputs with forward_batch_info.input_ids (--debug-tensor-dump-output-folder)"
+
+
+def _pass(document: Document) -> _Pass:
+    value = document.value if isinstance(document.value, dict) else {}
+    ids = _field_ending(value, ".forward_batch_info.input_ids")
+    where = _field_ending(value, ".forward_batch_info.positions")
+    if ids is None or where is None:
+        raise UnreadableFile(f"The file '{document.path}' has no forward_batch_info; read it without --format.")
+    tokens = build.token_ids(ids, "input_ids", document.path)
+    positions = build.token_ids(where, "positions", document.path)
+    if len(positions) != len(tokens):
+        raise UnreadableFile(f"'{document.path}' has {len(positions)} positions for {len(tokens)} tokens.")
+    outputs: dict[str, list[Tensor]] = {}
+    for name, item in value.items():
+        tensors = [item] if isinstance(item, Tensor) else item if isinstance(item, list) else []
+        outputs[str(name)] = [tensor for tensor in tensors if isinstance(tensor, Tensor)]
+    return _collect(outputs, tokens, positions)
+
+
+def _read_pass(document: Document, inner: int, request: Request) -> Capture:
+    why = build.recognised(_detect_pass, document, request)
+    return _capture(document.path, "SG-PASS", why, _pass(document), inner, request)
+
+
+# --- dumper folders ------------------------------------------------------------------------------------------
+
+
+def _tags(path: Path) -> dict[str, str]:
+    return dict(part.split("=", 1) for part in path.name.removesuffix(".pt").split("___") if "=" in part)
+
+
+def _dumper_files(folder: Path) -> list[tuple[Path, dict[str, str]]]:
+    files = [(path, _tags(path)) for path in sorted(folder.glob("*.pt")) if "___" in path.name]
+    return [(path, tags) for path, tags in files if {"name", "dump_index"} <= set(tags)]
+
+
+def _detect_dumper(folder: Path) -> str | None:
+    if not _dumper_files(folder):
+        return None
+    return "files named step=...___rank=...___dump_index=...___name=....pt (SGLang dumper)"
+
+
+def _dumper_samples(folder: Path) -> Sequence[SampleRef]:
+    steps = sorted({int(tags["step"]) for _path, tags in _dumper_files(folder) if tags.get("step", "").isdigit()})
+    return [SampleRef(step, folder, step) for step in steps]
+
+
+def _read_dumper(folder: Path, ref: SampleRef, request: Request) -> Capture:
+    outputs: dict[str, dict[int, Tensor]] = {}
+    plain: dict[str, Tensor] = {}
+    ranks: set[str] = set()
+    for path, tags in _dumper_files(folder):
+        if tags.get("step") != str(ref.inner):
+            continue
+        ranks.add(tags.get("rank", "0"))
+        if tags.get("rank", "0") != "0":
+            continue
+        _sort_in(path, tags["name"], outputs, plain)
+    if "input_ids" not in plain or "positions" not in plain:
+        raise UnreadableFile(
+            f"Step {ref.inner} of '{folder}' has no input_ids and positions; dump with DUMPER_NON_INTRUSIVE_MODE=all."
+        )
+    tokens = build.token_ids(plain["input_ids"], "input_ids", folder)
+    positions = build.token_ids(plain["positions"], "positions", folder)
+    if len(positions) != len(tokens):
+        raise UnreadableFile(
+            f"'{folder}' has {len(positions)} positions for {len(tokens)} tokens in step {ref.inner}."
+        )
+    ordered = {name: [parts[k] for k in sorted(parts)] for name, parts in outputs.items()}
+    why = _detect_dumper(folder) or "asked for with --format"
+    made = _capture(folder, "SG-DUMPER", why, _collect(ordered, tokens, positions), 0, request)
+    notes = made.notes if len(ranks) == 1 else (*made.notes, f"rank 0 of {len(ranks)} ranks")
+    return replace(made, notes=notes)
+
+
+def _sort_in(path: Path, name: str, outputs: dict[str, dict[int, Tensor]], plain: dict[str, Tensor]) -> None:
+    """Put one dumped tensor where its name says: an output ``k`` of a module, or a plain field."""
+    output = re.fullmatch(r"(?:non_intrusive__)?(.+)\.output(?:\.(\d+))?", name)
+    wanted = output is not None and (
+        _LAYER.search(output[1]) or _EMBED.search(output[1]) or _NORM.search(output[1])
+    )
+    if not wanted and name not in {"input_ids", "positions"}:
+        return
+    value = open_document(path).value
+    value = value.get("value") if isinstance(value, dict) else value
+    if not isinstance(value, Tensor):
+        return
+    if output is None:
+        plain[name] = value
+    else:
+        outputs.setdefault(output[1], {})[int(output[2] or 0)] = value
+
+
+# --- return_hidden_states JSON -------------------------------------------------------------------------------
+
+
+def _answers(document: Document) -> list[dict[str, Any]]:
+    value = document.value
+    answers = value if isinstance(value, list) else [value]
+    good = [item for item in answers if isinstance(item, dict) and isinstance(item.get("meta_info"), dict)]
+    return good if len(good) == len(answers) and all("hidden_states" in item["meta_info"] for item in good) else []
+
+
+def _detect_json(document: Document, _request: Request) -> str | None:
+    if not document.container.startswith("json") or not _answers(document):
+        return None
+    return "JSON with meta_info.hidden_states (an answer of /generate with return_hidden_states)"
+
+
+def _read_json(document: Document, inner: int, request: Request) -> Capture:
+    path = document.path
+    answers = _answers(document)
+    if inner >= len(answers):
+        raise UnreadableFile(f"The file '{path}' is no answer of /generate with hidden states.")
+    answer = answers[inner]
+    matrix = _json_rows(path, answer["meta_info"]["hidden_states"])
+    tokens, notes = _json_tokens(path, answer, len(matrix.array))
+    hidden = request.hidden_size
+    parts: list[Rows] = []
+    last: LastState | None = None
+    if hidden is not None and matrix.shape[1] > hidden:
+        parts = list(build.side_by_side(matrix, "hidden_states", path, request, hidden))
+        notes.append("the server captured aux states, so hidden_states holds the slots side by side")
+    else:
+        why = "SGLang convention without aux capture: after the final norm"
+        last = build.last_state("hidden_states", build.rows(matrix, "hidden_states", path), Norm.POST, why)
+        if hidden is None:
+            notes.append(
+                "with an EAGLE-3 target this would be the slots side by side; give the hidden size to cut them"
+            )
+    boundaries, source = build.ENTRIES.resolve(request, len(parts))
+    return build.capture(
+        path,
+        "SG-JSON",
+        build.recognised(_detect_json, document, request),
+        tokens,
+        build.slots_of(parts, "hidden_states", boundaries, source),
+        last=last,
+        valid_length=len(tokens),
+        notes=tuple(notes),
+    )
+
+
+def _json_rows(path: Path, value: Any) -> Tensor:
+    """Entry 0 holds the prefill rows, each later entry one decode row (or a list of one)."""
+    blocks: list[Any] = []
+    try:
+        for entry in value:
+            block = np.asarray(entry, np.float32)
+            blocks.append(block[None] if block.ndim == 1 else block)
+        matrix = np.concatenate(blocks)
+    except (ValueError, TypeError):
+        raise UnreadableFile(
+            f"The hidden_states of '{path}' are no rows of one width; ask the server again."
+        ) from None
+    if matrix.ndim != 2 or 0 in matrix.shape:
+        raise UnreadableFile(
+            f"The hidden_states of '{path}' hold no rows; was --enable-return-hidden-states given?"
+        )
+    return Tensor(matrix, "fp32")
+
+
+def _json_tokens(path: Path, answer: Mapping[str, Any], count: int) -> tuple[Ints, list[str]]:
+    """Prompt ids from a saved request or from logprobs, then output ids; -1 where the answer does not tell."""
+    meta = answer["meta_info"]
+    prompt = answer.get("input_ids") or [item[1] for item in meta.get("input_token_logprobs") or []
+                                         if isinstance(item, list) and len(item) > 1]  # fmt: skip
+    output = answer.get("output_ids") or [item[1] for item in meta.get("output_token_logprobs") or []
+                                          if isinstance(item, list) and len(item) > 1]  # fmt: skip
+    length = meta.get("prompt_tokens")
+    notes: list[str] = []
+    if not prompt and type(length) is int and 0 < length <= max(count, 1):
+        prompt = [-1] * length
+        notes.append('prompt tokens unknown: add "input_ids" to the JSON, or ask with return_logprob')
+    ids = [*prompt, *output] if isinstance(prompt, list) and isinstance(output, list) else []
+    if not ids:
+        return np.full(count, -1, np.int64), ["tokens unknown: the answer holds none"]
+    if not all(type(token) is int and -1 <= token < 2**31 for token in ids):
+        raise UnreadableFile(f"The token ids of '{path}' are no whole numbers; ask the server again.")
+    return np.array(ids, np.int64), notes
+
+
+register(Layout("SG-PASS", "SGLang --debug-tensor-dump-output-folder", _detect_pass, _read_pass,
+                lambda document: max(1, len(_runs(_pass(document).positions)))))  # fmt: skip
+register(FolderLayout("SG-DUMPER", "SGLang dumper folder", _detect_dumper, _dumper_samples, _read_dumper))
+register(Layout("SG-JSON", "SGLang return_hidden_states", _detect_json, _read_json,
+                lambda document: len(_answers(document)) or 1))  # fmt: skip

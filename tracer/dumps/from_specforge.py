@@ -1,0 +1,262 @@
+"""SpecForge: EAGLE-3, DFlash / Domino and DSpark samples, the MTP fork, and two broken historical commits.
+
+No file of SpecForge records layer ids. ``hidden_state`` is the LAST state here, after the final norm; states and
+ids are unshifted, and padded at the end since cd32229d (2025-11-12).
+
+Source: sgl-project/SpecForge ``scripts/prepare_hidden_states.py``, ``specforge/runtime/data_plane/``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from drafttrace.tracer.capture import Capture, Ints, LastState, Norm
+from drafttrace.tracer.dumps import build
+from drafttrace.tracer.dumps.build import OUTPUTS, Convention
+from drafttrace.tracer.dumps.document import Document
+from drafttrace.tracer.dumps.registry import Layout, Request, register
+from drafttrace.tracer.dumps.tensor import Tensor
+from drafttrace.tracer.rows import Rows
+
+FLASH = Convention("O", "O(id) for the ids of dflash_config.target_layer_ids, else evenly spaced from 1 to n-3")
+_POST = "SpecForge convention: what SGLang hands to its logits processor, after the final norm"
+# Widths that no hidden size and no three hidden sizes of a public target reach, but vocabularies do.
+_VOCABULARY = 50_000
+
+
+def _width(document: Document, name: str) -> int:
+    tensor = document.tensor(name)
+    return 0 if tensor is None or not tensor.shape else tensor.shape[-1]
+
+
+# --- EAGLE-3 -------------------------------------------------------------------------------------------------
+
+
+def _has_aux(document: Document) -> bool:
+    return (
+        isinstance(document.value, dict) and "aux_hidden_state" in document.value and "input_ids" in document.keys
+    )
+
+
+def _last_is_logits(document: Document) -> bool:
+    aux, last = _width(document, "aux_hidden_state"), _width(document, "hidden_state")
+    return bool(aux and last) and (last > aux or aux % last != 0)
+
+
+def _detect_eagle3(document: Document, _request: Request) -> str | None:
+    if not _has_aux(document) or _last_is_logits(document):
+        return None
+    return "a dict with aux_hidden_state (singular) and hidden_state"
+
+
+def _read_eagle3(document: Document, _inner: int, request: Request) -> Capture:
+    path = document.path
+    tokens = build.token_ids(build.field(document, "input_ids"), "input_ids", path)
+    last, width = None, None
+    if document.tensor("hidden_state") is not None:
+        state = build.rows(build.field(document, "hidden_state"), "hidden_state", path)
+        last, width = build.last_state("hidden_state", state, Norm.POST, _POST), state.width
+    notes = () if last is not None else ("no last state: hidden_state is missing or None",)
+    parts: list[Rows] = []
+    if document.tensor("aux_hidden_state") is not None:
+        aux = build.field(document, "aux_hidden_state")
+        parts = list(build.side_by_side(aux, "aux_hidden_state", path, request, width or _third(aux)))
+    else:
+        notes = (*notes, "no slots: aux_hidden_state is None, the dump was made without aux states")
+    return _sample(document, "SF-EAGLE3", build.recognised(_detect_eagle3, document, request), tokens, parts,
+                   "aux_hidden_state", request, last, notes)  # fmt: skip
+
+
+def _third(aux: Tensor) -> int | None:
+    """SpecForge EAGLE-3 always stores three slots."""
+    return aux.shape[-1] // 3 if aux.shape and aux.shape[-1] % 3 == 0 else None
+
+
+def _sample(
+    document: Document,
+    layout: str,
+    why: str,
+    tokens: Ints,
+    parts: Sequence[Rows],
+    name: str,
+    request: Request,
+    last: LastState | None,
+    notes: tuple[str, ...] = (),
+    convention: Convention = OUTPUTS,
+) -> Capture:
+    """What every SpecForge layout shares: mask, padding, assumed layer ids."""
+    path = document.path
+    n = request.layers
+    rule = [2, n // 2, n - 3] if n is not None and convention is OUTPUTS and len(parts) == 3 else None
+    boundaries, source = convention.resolve(request, len(parts), rule)
+    mask = build.mask_of(document.value.get("loss_mask"), path)
+    attention = build.mask_of(document.value.get("attention_mask"), path, "attention_mask")
+    valid = build.valid_length(tokens, mask, attention)
+    if valid < len(tokens):
+        notes = (*notes, f"{len(tokens) - valid} padded rows at the end")
+    return build.capture(
+        path,
+        layout,
+        why,
+        tokens,
+        build.slots_of(parts, name, boundaries, source),
+        last=last,
+        mask=mask,
+        valid_length=valid,
+        notes=notes,
+    )
+
+
+# --- two broken commits --------------------------------------------------------------------------------------
+
+
+def _detect_logits(document: Document, request: Request) -> str | None:
+    if _has_aux(document) and _last_is_logits(document):
+        return (
+            "hidden_state is wider than a state and aux_hidden_state is there: shifted logits (SpecForge d5de56f7)"
+        )
+    if _lone_state(document) is None:
+        return None
+    width, hidden = _width(document, "hidden_state"), request.hidden_size
+    if width >= _VOCABULARY or (hidden is not None and width not in {hidden, 3 * hidden} and width > 3 * hidden):
+        return "hidden_state is as wide as a vocabulary: shifted logits (SpecForge d5de56f7)"
+    return None
+
+
+def _read_logits(document: Document, _inner: int, request: Request) -> Capture:
+    path = document.path
+    tokens = build.token_ids(build.field(document, "input_ids"), "input_ids", path)
+    parts: list[Rows] = []
+    aux = document.tensor("aux_hidden_state")
+    if aux is not None:
+        parts = list(build.side_by_side(aux, "aux_hidden_state", path, request, _third(aux)))
+    note = "no last state: SpecForge commit d5de56f7 stored full-vocabulary logits, shifted by one, as hidden_state"
+    why = build.recognised(_detect_logits, document, request)
+    return _sample(document, "SF-D5DE56F7", why, tokens, parts, "aux_hidden_state", request, None, (note,))
+
+
+def _lone_state(document: Document) -> Tensor | None:
+    """``hidden_state`` where it is the only state of the dict."""
+    return document.tensor("hidden_state") if build.states_in(document) == {"hidden_state"} else None
+
+
+def _batched_state(document: Document) -> Tensor | None:
+    """A lone ``hidden_state`` of the shape ``[1, L, W]``."""
+    state = _lone_state(document)
+    if state is None or state.ndim != 3 or state.shape[0] != 1 or "aux_hidden_state" in document.keys:
+        return None
+    return state
+
+
+def _detect_three(document: Document, request: Request) -> str | None:
+    state = _batched_state(document)
+    if state is None or state.shape[-1] % 3 or "attention_mask" in document.keys:
+        return None
+    if _detect_logits(document, request) is not None:
+        return None
+    if request.hidden_size is not None and state.shape[-1] != 3 * request.hidden_size:
+        return None
+    return "hidden_state [1, L, 3H] alone: the aux states under the name of the last one (SpecForge 35504d45)"
+
+
+def _read_three(document: Document, _inner: int, request: Request) -> Capture:
+    path = document.path
+    tokens = build.token_ids(build.field(document, "input_ids"), "input_ids", path)
+    state = build.field(document, "hidden_state")
+    parts = list(build.side_by_side(state, "hidden_state", path, request, _third(state)))
+    note = "no last state: SpecForge commit 35504d45 stored the aux states as hidden_state"
+    why = build.recognised(_detect_three, document, request)
+    return _sample(document, "SF-35504D45", why, tokens, parts, "hidden_state", request, None, (note,))
+
+
+# --- without aux, and the MTP fork ---------------------------------------------------------------------------
+
+
+def _detect_last_only(document: Document, request: Request) -> str | None:
+    state = _batched_state(document)
+    if state is None or "attention_mask" in document.keys or _detect_logits(document, request) is not None:
+        return None
+    if request.hidden_size is not None and state.shape[-1] != request.hidden_size:
+        return None
+    if re.fullmatch(r"\d+", document.path.parent.name):  # BaldEagle's {index}/data_i.ckpt
+        return None
+    return "hidden_state [1, L, H] alone, as SpecForge v0.1 writes without --enable-aux-hidden-states"
+
+
+def _read_last_only(document: Document, _inner: int, request: Request) -> Capture:
+    path = document.path
+    tokens = build.token_ids(build.field(document, "input_ids"), "input_ids", path)
+    state = build.rows(build.field(document, "hidden_state"), "hidden_state", path)
+    last = build.last_state("hidden_state", state, Norm.POST, _POST)
+    why = build.recognised(_detect_last_only, document, request)
+    return _sample(document, "SF-LAST", why, tokens, [], "hidden_state", request, last)
+
+
+def _detect_fork(document: Document, _request: Request) -> str | None:
+    states = build.states_in(document)
+    if states == {"last_hidden"} and "input_ids" in document.keys:
+        return "a dict with last_hidden"
+    if states == {"hidden_state"} and {"input_ids", "attention_mask"} <= document.keys:
+        return "a dict with hidden_state and attention_mask"
+    return None
+
+
+def _read_fork(document: Document, _inner: int, request: Request) -> Capture:
+    path = document.path
+    name = "last_hidden" if "last_hidden" in document.keys else "hidden_state"
+    tokens = build.token_ids(build.field(document, "input_ids"), "input_ids", path)
+    state = build.rows(build.field(document, name), name, path)
+    why = "MTP fork of SpecForge: what SGLang hands to its logits processor, after the final norm"
+    last = build.last_state(name, state, Norm.POST, why)
+    reason = build.recognised(_detect_fork, document, request)
+    return _sample(document, "SF-MTP-FORK", reason, tokens, [], name, request, last)
+
+
+# --- DFlash, Domino, DSpark ----------------------------------------------------------------------------------
+
+
+def _detect_dflash(document: Document, _request: Request) -> str | None:
+    states = document.tensor("hidden_states")
+    if build.states_in(document) != {"hidden_states"} or states is None or "input_ids" not in document.keys:
+        return None
+    named = re.fullmatch(r"sample_\d+_rank\d+", document.path.name.split(".", 1)[0])
+    if states.ndim not in {2, 3} or "attention_mask" in document.keys or named:
+        return None
+    return "a dict with hidden_states [1, L, K*H] and no last state"
+
+
+def _read_dflash(document: Document, _inner: int, request: Request) -> Capture:
+    path = document.path
+    tokens = build.token_ids(build.field(document, "input_ids"), "input_ids", path)
+    states = build.field(document, "hidden_states")
+    parts = list(build.side_by_side(states, "hidden_states", path, request, None))
+    why = build.recognised(_detect_dflash, document, request)
+    return _sample(document, "SF-DFLASH", why, tokens, parts, "hidden_states", request, None, (), FLASH)
+
+
+def _detect_dspark(document: Document, _request: Request) -> str | None:
+    if not {"hidden_states", "target_last_hidden_states"} <= build.states_in(document):
+        return None
+    return "a dict with hidden_states and target_last_hidden_states"
+
+
+def _read_dspark(document: Document, _inner: int, request: Request) -> Capture:
+    path = document.path
+    tokens = build.token_ids(build.field(document, "input_ids"), "input_ids", path)
+    state = build.rows(build.field(document, "target_last_hidden_states"), "target_last_hidden_states", path)
+    parts = list(
+        build.side_by_side(build.field(document, "hidden_states"), "hidden_states", path, request, state.width)
+    )
+    last = build.last_state("target_last_hidden_states", state, Norm.POST, _POST)
+    why = build.recognised(_detect_dspark, document, request)
+    return _sample(document, "SF-DSPARK", why, tokens, parts, "hidden_states", request, last, (), FLASH)
+
+
+register(Layout("SF-EAGLE3", "SpecForge EAGLE-3", _detect_eagle3, _read_eagle3))
+register(Layout("SF-D5DE56F7", "SpecForge at the broken commit d5de56f7 (logits)", _detect_logits, _read_logits))
+register(Layout("SF-35504D45", "SpecForge at the broken commit 35504d45 (aux as last)", _detect_three, _read_three))
+register(Layout("SF-LAST", "SpecForge v0.1 without aux states", _detect_last_only, _read_last_only))
+register(Layout("SF-MTP-FORK", "MTP fork of SpecForge", _detect_fork, _read_fork))
+register(Layout("SF-DFLASH", "SpecForge DFlash or Domino", _detect_dflash, _read_dflash))
+register(Layout("SF-DSPARK", "SpecForge DSpark", _detect_dspark, _read_dspark))

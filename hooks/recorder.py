@@ -232,9 +232,12 @@ class Recorder:
             self.end(
                 rid, session.prompt, len(session.prompt), {"finish_reason": {"type": "abort", "message": reason}}
             )
-        elif trace_id is not None and read_json(self.store.request_path(trace_id)) is not None:
-            if not self.store.state_path(trace_id).exists():
-                self.refuse(trace_id, reason)
+        elif trace_id is not None and self._waits(trace_id):
+            self.refuse(trace_id, reason)
+
+    def _waits(self, trace_id: str) -> bool:
+        asked = self.store.request_path(trace_id).exists()
+        return asked and not self.store.state_path(trace_id).exists()
 
     def stop(self) -> None:
         """The process ends in good order: end every trace and wait for the writer."""

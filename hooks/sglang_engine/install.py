@@ -6,6 +6,7 @@ import collections
 import importlib.metadata
 import logging
 import multiprocessing
+import os
 import pkgutil
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -42,19 +43,31 @@ def install(environment: Mapping[str, str]) -> None:
     if multiprocessing.parent_process() is None:
         _install_http(settings, version, reason)
     elif "sglang.srt.managers.scheduler" in sys.modules and settings is not None and reason is None:
+        _install_scheduler(settings, version)
+
+
+def _install_scheduler(settings: Settings, version: str) -> None:
+    """Hook a scheduler. What fails here is told by the health route; the server runs untouched."""
+    store = Store(settings.directory)
+    try:
         from drafttrace.hooks.sglang_engine.runtime import SchedulerHooks
 
-        hooks = SchedulerHooks(settings, Store(settings.directory), version)
-        _register(SCHEDULER_HOOKS, hooks.hook)
+        hooks = SchedulerHooks(settings, store, version)
+        _register([(spec, hooks.hook(spec.name)) for spec in SCHEDULER_HOOKS])
+    except Exception as error:
+        store.write_status(
+            f"scheduler-{os.getpid()}", {"role": "scheduler", "reason": f"the hooks failed: {error}"}
+        )
+        raise
 
 
-def _register(specs: Iterable[HookSpec], hook: Callable[[str], Callable[..., Any]]) -> None:
+def _register(hooks: Iterable[tuple[HookSpec, Callable[..., Any]]]) -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    for spec in specs:
+    for spec, hook in hooks:
         if not spec.needed and not _exists(spec.target):
             continue  # SGLang would log an error about a symbol that this version never had
-        HookRegistry.register(spec.target, hook(spec.name), HookType(spec.kind))
+        HookRegistry.register(spec.target, hook, HookType(spec.kind))
 
 
 def _exists(target: str) -> bool:
@@ -92,4 +105,4 @@ def _install_http(settings: Settings | None, version: str, reason: str | None) -
         return original(request)
 
     table = {"http": http, "regenerate_rid": regenerate_rid}
-    _register(HTTP_HOOKS, table.__getitem__)
+    _register([(spec, table[spec.name]) for spec in HTTP_HOOKS])

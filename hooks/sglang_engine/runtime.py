@@ -82,6 +82,10 @@ class SchedulerHooks:
             self.failed[side] = f"the taps of the {side} could not be attached: {error}"
             logger.exception("drafttrace: %s", self.failed[side])
 
+    def init_attention_backends(self, result: Any, runner: Any, *args: Any, **kwargs: Any) -> None:
+        """SGLang has chosen the boundaries, graphs are not captured yet."""
+        self.fired["init_attention_backends"] += 1
+
     def run_event_loop(self, original: Callable[..., Any], scheduler: Any, *args: Any, **kwargs: Any) -> Any:
         """Serving begins: say what this process is. It ends: end the traces."""
         self.fired["run_event_loop"] += 1

@@ -102,6 +102,7 @@ def health(
         count += int(errors.get("count", 0))
         last = errors.get("last") or last
         ranks.append(status.get("rank"))
+        reason = reason or status.get("reason")
         if "target" in status and (not first or status.get("rank") == 0):
             first, taps = status, status.get("taps", [])
     if reason is None and not first:

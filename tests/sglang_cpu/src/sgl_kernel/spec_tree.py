@@ -36,7 +36,9 @@ def build_tree_kernel_efficient_cpu(
     with the first ``length`` columns left alone (mode FULL_MASK); positions [R * N]; the tables [R, N], full of -1.
     """
     if tree_mask_mode not in (_FULL_MASK, _QLEN_ONLY):
-        raise NotImplementedError(f"tree mask mode {tree_mask_mode} is bit packed, which no CPU path of SGLang asks for")
+        raise NotImplementedError(
+            f"tree mask mode {tree_mask_mode} is bit packed, which no CPU path of SGLang asks for"
+        )
     nodes = draft_token_num
     mask_start = 0
     lengths = verified_seq_len.tolist()
@@ -110,13 +112,17 @@ def verify_tree_greedy_cpu(
         predicts[accepted] = torch.tensor([wanted[i] for i in accepted], dtype=predicts.dtype)
 
 
-def fill_bonus_tokens_cpu(accept_tokens: Tensor, accept_lens: Tensor, bonus_tokens: Tensor, accept_stride: int) -> None:
+def fill_bonus_tokens_cpu(
+    accept_tokens: Tensor, accept_lens: Tensor, bonus_tokens: Tensor, accept_stride: int
+) -> None:
     """The last accepted token of each request: accept_tokens [R * accept_stride], accept_lens [R] -> bonus_tokens [R]."""
     last = torch.arange(len(accept_lens)) * accept_stride + accept_lens.long() - 1
     bonus_tokens[: len(last)] = accept_tokens.flatten()[last].to(bonus_tokens.dtype)
 
 
-def fill_accept_out_cache_loc_cpu(accept_index: Tensor, out_cache_loc: Tensor, accept_out_cache_loc: Tensor) -> None:
+def fill_accept_out_cache_loc_cpu(
+    accept_index: Tensor, out_cache_loc: Tensor, accept_out_cache_loc: Tensor
+) -> None:
     """Packs the slots of the accepted nodes to the front: accept_index (any shape, -1 = none) in reading order."""
     accepted = accept_index[accept_index > -1].long()
     accept_out_cache_loc[: len(accepted)] = out_cache_loc[accepted].to(accept_out_cache_loc.dtype)
@@ -135,7 +141,9 @@ def rotate_input_ids_cpu(
     to put them instead of at the end.
     """
     new_tokens = topk_index.flatten()
-    for request, (start, length) in enumerate(zip(extend_start_loc.tolist(), extend_seq_lens.tolist(), strict=True)):
+    for request, (start, length) in enumerate(
+        zip(extend_start_loc.tolist(), extend_seq_lens.tolist(), strict=True)
+    ):
         if length:
             end = start + length
             input_ids[start : end - 1] = input_ids[start + 1 : end].clone()

@@ -21,7 +21,7 @@ _OPERATORS = {
 }
 
 # The registrations live as long as this object.
-_library = torch.library.Library("sgl_kernel", "FRAGMENT")
+_library = torch.library.Library("sgl_kernel", "FRAGMENT")  # type: ignore[no-untyped-call]
 
 
 def register() -> None:
@@ -29,5 +29,5 @@ def register() -> None:
     for schema, function in _OPERATORS.items():
         name = schema.partition("(")[0]
         if not hasattr(torch.ops.sgl_kernel, name):
-            _library.define(schema)
-            _library.impl(name, function, "CPU")
+            _library.define(schema)  # type: ignore[no-untyped-call]
+            _library.impl(name, function, "CPU")  # type: ignore[no-untyped-call]

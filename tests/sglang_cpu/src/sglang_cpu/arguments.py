@@ -9,6 +9,7 @@ from pathlib import Path
 # An idle scheduler would otherwise poll without pause, and take a whole CPU.
 _FLAGS = ["--skip-server-warmup", "--sleep-on-idle"]
 
+
 def cpu_args(
     target: str | Path,
     draft: str | Path | None = None,

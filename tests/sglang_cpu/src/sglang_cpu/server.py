@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
 import os
 import signal
@@ -73,7 +74,7 @@ class CpuServer:
 
     @property
     def is_running(self) -> bool:
-        """Whether the process was started and has not ended."""
+        """Whether the server was started and its process has not ended since."""
         return self._process is not None and not _has_ended(self._process.pid)
 
     @property
@@ -182,7 +183,9 @@ class CpuServer:
         except (OSError, http.client.HTTPException) as error:
             # SGLang dies with its scheduler, a moment after the connection breaks.
             if _wait(lambda: _has_ended(process.pid), 5.0):
-                raise ServerDied(f"the server died during {request.full_url}; its log ends:\n{self.log_tail()}") from error
+                raise ServerDied(
+                    f"the server died during {request.full_url}; its log ends:\n{self.log_tail()}"
+                ) from error
             raise
         try:
             return json.loads(text) if text else None
@@ -219,7 +222,7 @@ def free_port() -> int:
 
 
 def _tensor_parallel_size(args: Sequence[str]) -> int:
-    for option, value in zip(args, args[1:], strict=False):
+    for option, value in itertools.pairwise(args):
         if option in ("--tp-size", "--tp", "--tensor-parallel-size"):
             return int(value)
     return 1

@@ -1,0 +1,83 @@
+"""Every layout, written as its trainer writes it, is recognised by content and read with every slot in its place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import dump_layouts as made
+import numpy as np
+import pytest
+import torch
+from dump_layouts import CASES, Case
+
+from drafttrace.tracer.capture import Capture
+from drafttrace.tracer.dumps.registry import Request
+from drafttrace.tracer.open import open_capture
+
+
+def opened(case: Case, folder: Path) -> Capture:
+    path = case.write(folder)
+    sample = 0 if case.id.startswith("TS-") else None
+    return open_capture(str(path), request=Request(**case.request), sample=sample)
+
+
+def close(rows: np.ndarray, expected: torch.Tensor, case: Case) -> bool:
+    values = expected.float().numpy()
+    tolerance = 0.07 if case.id == "SPEC-FP8" else 0.01 if case.id in {"EAGLE12-CKPT", "SG-JSON"} else 0.0
+    return bool(np.allclose(rows[: len(values)], values, rtol=tolerance, atol=tolerance))
+
+
+IDS = [f"{index}-{case.id}" for index, case in enumerate(CASES)]
+
+
+@pytest.mark.parametrize("case", CASES, ids=IDS)
+def test_read(case: Case, tmp_path: Path) -> None:
+    capture = opened(case, tmp_path)
+    assert capture.format == case.id
+    assert capture.recognised_by
+    assert len(capture.slots) == len(case.slots)
+    for slot, boundary in zip(capture.slots, case.slots, strict=True):
+        assert slot.rows.width == made.H
+        assert close(slot.rows.floats(), made.state(boundary), case), f"{slot.name} does not hold B{boundary}"
+
+
+@pytest.mark.parametrize("case", CASES, ids=IDS)
+def test_nothing_is_said_that_the_file_does_not_say(case: Case, tmp_path: Path) -> None:
+    capture = opened(case, tmp_path)
+    if case.declared is None:
+        assert set(capture.wiring) <= {None}
+        assert all(slot.source.startswith("ASSUMED default") for slot in capture.slots)
+    else:
+        assert capture.wiring == case.declared
+    if case.last is None:
+        assert capture.last is None
+    else:
+        assert capture.last is not None
+        expected = made.last_post() if case.last == "post" else made.state(made.LAYERS)
+        assert close(capture.last.rows.floats(), expected, case)
+        assert capture.last.norm == case.norm
+        assert capture.last.proven_by
+
+
+@pytest.mark.parametrize("case", CASES, ids=IDS)
+def test_tokens_and_mask(case: Case, tmp_path: Path) -> None:
+    capture = opened(case, tmp_path)
+    known = made.tokens().numpy()
+    start = 0 if case.first_token_known else 1
+    assert capture.valid_length == made.LENGTH
+    assert capture.tokens[start : made.LENGTH].tolist() == known[start:].tolist()
+    assert capture.tokens[0] == (known[0] if start == 0 else -1)
+    if case.has_mask:
+        assert capture.mask is not None
+        assert capture.mask[start : made.LENGTH].tolist() == made.loss_mask()[start:].tolist()
+        assert capture.mask_offset == case.mask_offset
+    else:
+        assert capture.mask is None
+
+
+@pytest.mark.parametrize("case", CASES, ids=IDS)
+def test_format_can_be_forced(case: Case, tmp_path: Path) -> None:
+    path = case.write(tmp_path)
+    sample = 0 if case.id.startswith("TS-") else None
+    request = Request(**case.request)
+    assert open_capture(str(path), format=case.id.lower(), request=request, sample=sample).format == case.id

@@ -1,0 +1,354 @@
+"""Writers that die, disks that fill up, readers that look while a writer writes: what was flushed is there."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from trace_samples import LAYOUT, PROMPT, ROUNDS, TOKENS, WIDE, H, bits, expected, open_writer, target_frame
+from trace_samples import write_sample as write
+
+from drafttrace.tracer.rows import DType
+from drafttrace.tracer.trace import schema
+from drafttrace.tracer.trace.layout import TensorSpec, TraceLayout
+from drafttrace.tracer.trace.reader import read_trace
+from drafttrace.tracer.trace.summary import trace_summary
+
+HERE = Path(__file__).parent
+
+DIE_BEFORE_WRITE = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <sys/types.h>
+#include <unistd.h>
+
+static long left = -1;
+
+void die_before_write(long count) { left = count; }
+
+static void tick(void) {
+    if (left >= 0 && left-- == 0) _exit(77);
+}
+
+ssize_t pwrite64(int fd, const void *data, size_t size, off64_t at) {
+    static ssize_t (*real)(int, const void *, size_t, off64_t);
+    if (!real) real = dlsym(RTLD_NEXT, "pwrite64");
+    tick();
+    return real(fd, data, size, at);
+}
+
+ssize_t pwrite(int fd, const void *data, size_t size, off_t at) { return pwrite64(fd, data, size, at); }
+
+int ftruncate64(int fd, off64_t size) {
+    static int (*real)(int, off64_t);
+    if (!real) real = dlsym(RTLD_NEXT, "ftruncate64");
+    tick();
+    return real(fd, size);
+}
+
+int ftruncate(int fd, off_t size) { return ftruncate64(fd, size); }
+"""
+
+ENDLESS_WRITER = """
+import sys
+import numpy as np
+from pathlib import Path
+from trace_samples import *
+writer = open_writer(Path(sys.argv[1]), prompt=TOKENS[:PROMPT])
+tokens = np.random.default_rng(0).integers(0, 1000, 100_000)
+index = 0
+while True:
+    position = np.arange(2 * index, 2 * index + WIDE)
+    rows = schema.records(
+        schema.TARGET_ROW, WIDE, position=position, token_id=position % 1000, round=index, frame=index,
+        phase=Phase.VERIFY, accepted=np.where(np.arange(WIDE) < 2, Accepted.ACCEPTED, Accepted.REJECTED),
+    )
+    values = np.full((WIDE, H), index % 60000, np.uint16)
+    writer.append_target(rows, {spec.name: values for spec in LAYOUT.target})
+    writer.flush()
+    index += 1
+    print(index, flush=True)
+"""
+
+
+@pytest.fixture
+def endless(tmp_path: Path) -> Iterator[tuple[Path, subprocess.Popen[str]]]:
+    """A trace and the process that writes frame after frame into it: frame f holds the number f everywhere."""
+    path = tmp_path / "live.h5"
+    process = subprocess.Popen(
+        [sys.executable, "-c", ENDLESS_WRITER, str(path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "1\n"
+        yield path, process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def last_frame(process: subprocess.Popen[str], least: int) -> int:
+    """Reads what the writer printed until it is at frame ``least``."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if int(line) >= least:
+            return int(line)
+    raise AssertionError("the writer ended")
+
+
+def check_frames(path: Path) -> int:
+    """Every row that is there holds its frame's number in every tensor; gives the number of frames."""
+    capture = read_trace(path)
+    frames = capture.table.frame
+    assert len(frames) % WIDE == 0 and np.array_equal(frames, np.arange(len(frames)) // WIDE)
+    for slot in capture.slots:
+        assert np.array_equal(slot.rows.raw(0, len(frames)), np.repeat(frames % 60000, H).reshape(-1, H))
+    return len(frames) // WIDE
+
+
+def test_sigkill_in_the_middle_keeps_every_flushed_frame(endless: tuple[Path, subprocess.Popen[str]]) -> None:
+    path, process = endless
+    last_frame(process, 300)
+    process.send_signal(signal.SIGKILL)
+    assert process.stdout is not None
+    flushed = max(int(line) for line in process.stdout.read().split() or ["300"])
+    process.wait()
+    size = path.stat().st_size
+    assert check_frames(path) >= flushed >= 300
+    assert path.stat().st_size == size  # reading repairs nothing in the file
+    capture = read_trace(path)
+    assert not capture.complete and "killed" in capture.notes[0]
+    # The prompt was given; the rest comes out of the accepted rows.
+    rows = capture.table.position[capture.table.accepted == 1]
+    assert len(capture.tokens) == rows.max() + 1
+    assert capture.tokens[:PROMPT].tolist() == TOKENS[:PROMPT].tolist()
+    assert capture.tokens[PROMPT:].tolist() == [p % 1000 for p in range(PROMPT, len(capture.tokens))]
+    assert not trace_summary(path).finished
+
+
+def test_reading_while_another_process_writes(endless: tuple[Path, subprocess.Popen[str]]) -> None:
+    path, process = endless
+    held = read_trace(path)
+    first = len(held.table)
+    seen = []
+    for step in range(1, 31):
+        at = last_frame(process, 20 * step)
+        seen.append(check_frames(path))
+        assert seen[-1] >= at
+    assert seen == sorted(seen) and seen[-1] > seen[0]
+    assert len(held.table) == first  # a capture is a snapshot
+    assert np.array_equal(held.slots[0].rows.raw(0, first), np.repeat(held.table.frame, H).reshape(-1, H))
+    with h5py.File(path, "r", swmr=True, locking=False) as file:  # any other SWMR reader sees the same
+        before = len(file["target/rows"])
+        last_frame(process, seen[-1] + 300)
+        file["target/rows"].refresh()
+        file["target/aux/1"].refresh()
+        after = len(file["target/rows"])
+        assert after > before
+        assert len(file["target/aux/1"]) >= after
+
+
+def test_the_same_process_reads_what_it_is_writing(tmp_path: Path) -> None:
+    path = tmp_path / "t.h5"
+    with open_writer(path) as writer:
+        writer.append_target(*target_frame(0))
+        assert len(read_trace(path).table) == 0  # not flushed yet
+        writer.flush()
+        held = read_trace(path)
+        writer.append_target(*target_frame(1))
+        writer.flush()
+        assert len(held.table) == PROMPT and len(read_trace(path).table) == PROMPT + WIDE
+        writer.finish(complete=True, tokens=TOKENS)
+        assert np.array_equal(held.slots[2].rows.raw(0, PROMPT), expected("aux/2")[:PROMPT])
+    assert read_trace(path).complete
+
+
+def test_death_before_any_single_write_loses_nothing_flushed(tmp_path: Path) -> None:
+    """The writer dies before its first, second, ... last system call that changes the file."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler: the library that stops a process at its n-th write cannot be built")
+    source, library = tmp_path / "die.c", tmp_path / "die.so"
+    source.write_text(DIE_BEFORE_WRITE)
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
+    done = subprocess.run(
+        [sys.executable, HERE / "trace_crash_loop.py", tmp_path, library],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "LD_PRELOAD": str(library), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["problems"] == []
+    assert result["writes"] > 100  # the library really counted HDF5's writes
+    assert result["stages"] == [0, 1, 2, 3, 4, 5, 9]  # and the writer died in every stage
+
+
+def limited(size: int) -> Callable[[], None]:
+    """Makes the file size limit of a child ``size`` bytes: writes beyond fail as on a full disk."""
+
+    def limit() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+    return limit
+
+
+FULL_DISK = """
+import sys
+from pathlib import Path
+from trace_samples import *
+writer = open_writer(Path(sys.argv[1]))
+rows, tensors = target_frame(0)
+flushed = 0
+try:
+    while True:
+        writer.append_target(rows, tensors)
+        writer.flush()
+        flushed += len(rows)
+except OSError as error:
+    print(flushed, error)
+for again in (writer.flush, lambda: writer.append_target(rows, tensors), lambda: writer.finish(complete=True)):
+    try:
+        again()
+        print("no error")
+    except OSError:
+        pass
+writer.close()
+"""
+
+
+def test_a_full_disk_is_one_sentence_and_keeps_the_rows(tmp_path: Path) -> None:
+    path = tmp_path / "t.h5"
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, path],
+        capture_output=True,
+        text=True,
+        preexec_fn=limited(600_000),
+        env={**os.environ, "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    flushed, sentence = done.stdout.strip().split(" ", 1)
+    assert sentence.startswith(f"the trace {path} cannot be written any further (")
+    assert "no error" not in done.stdout and int(flushed) > PROMPT
+    capture = read_trace(path)
+    assert len(capture.table) >= int(flushed) and not capture.complete
+    whole = np.tile(expected("aux/0")[:PROMPT], (len(capture.table) // PROMPT, 1))
+    assert np.array_equal(capture.slots[0].rows.raw(0, len(whole)), whole)
+
+
+def test_small_frames_do_not_rewrite_chunks(tmp_path: Path) -> None:
+    """A decode round of six rows costs about its own bytes; with a chunk cache it cost a chunk per tensor."""
+    layout = TraceLayout(target=tuple(TensorSpec(f"aux/{k}", 4096, DType.BF16) for k in range(3)))
+    rows = schema.records(schema.TARGET_ROW, 6)
+    values = bits((6, 4096), 0)
+    with open_writer(tmp_path / "t.h5", layout) as writer:
+
+        def round_trip() -> int:
+            before = written_bytes()
+            for _ in range(40):
+                writer.append_target(rows, {spec.name: values for spec in layout.target})
+                writer.flush()
+            return written_bytes() - before
+
+        round_trip()
+        assert round_trip() < 3.5 * 40 * 3 * values.nbytes
+
+
+def written_bytes() -> int:
+    """Bytes that this process handed to write calls so far."""
+    for line in Path("/proc/self/io").read_text().splitlines():
+        if line.startswith("wchar:"):
+            return int(line.split()[1])
+    raise AssertionError("no wchar in /proc/self/io")
+
+
+def test_an_unfinished_writer_leaves_an_incomplete_trace(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.h5", finish=False)
+    capture = read_trace(path)
+    assert not capture.complete and "without finishing" in capture.notes[0]
+    assert len(capture.table) == PROMPT + ROUNDS * WIDE
+    # Without a prompt given at the start, prompt and accepted rows still tell the tokens.
+    assert capture.tokens.tolist() == TOKENS[: PROMPT + 2 * ROUNDS].tolist()
+    assert f"{len(capture.tokens)} of {len(capture.tokens)} tokens were taken from the row table" in capture.notes
+
+
+def test_an_exception_inside_the_context_closes_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "t.h5"
+    with pytest.raises(ZeroDivisionError), open_writer(path) as writer:
+        writer.append_target(*target_frame(0))
+        raise ZeroDivisionError
+    assert len(read_trace(path).table) == PROMPT
+    with pytest.raises(ValueError, match="is closed"):
+        writer.append_target(*target_frame(0))
+    writer.close()  # harmless
+
+
+def test_bad_rows_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "t.h5"
+    rows, tensors = target_frame(0)
+    with open_writer(path) as writer:
+        bad: list[tuple[schema.Records, dict[str, np.ndarray], str]] = [
+            (rows, {"aux/9": tensors["aux/0"]}, "not declared"),
+            (rows, {"aux/0": tensors["aux/0"][:3]}, "has 3 rows"),
+            (rows, {"aux/0": tensors["aux/0"].astype(np.float32)}, "of uint16"),
+            (rows, {"aux/0": tensors["aux/0"][:, :4]}, "expected"),
+            (rows[["position"]], tensors, "expected rows"),
+        ]
+        for records, arrays, words in bad:
+            with pytest.raises(ValueError, match=words):
+                writer.append_target(records, tensors | arrays)
+        assert writer.target_rows == 0
+        writer.append_target(rows, tensors)
+    assert np.array_equal(read_trace(path).slots[0].rows.raw(0, PROMPT), tensors["aux/0"])
+
+
+def test_writing_counts_its_bytes(tmp_path: Path) -> None:
+    rows, tensors = target_frame(0)
+    with open_writer(tmp_path / "t.h5") as writer:
+        writer.append_target(rows, tensors)
+        assert writer.bytes_written == rows.nbytes + sum(array.nbytes for array in tensors.values())
+    assert LAYOUT.target[0].row_bytes == 2 * H
+
+
+def test_a_prefill_is_written_at_the_speed_of_the_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Printed, not asserted: the machine is shared. 1281 tokens, five tensors of 7168, as Kimi-K2.5 has them."""
+    names = ("aux/0", "aux/1", "aux/2", "embed", "last")
+    layout = TraceLayout(target=tuple(TensorSpec(name, 7168, DType.BF16) for name in names))
+    values = bits((1281, 7168), 0)
+    rows = schema.records(schema.TARGET_ROW, 1281, position=np.arange(1281))
+    with open_writer(tmp_path / "t.h5", layout) as writer:
+        started = time.perf_counter()
+        writer.append_target(rows, dict.fromkeys(names, values))
+        writer.flush()
+        ours = time.perf_counter() - started
+        started = time.perf_counter()
+        writer.finish(complete=True)
+        end = time.perf_counter() - started
+    started = time.perf_counter()
+    with open(tmp_path / "raw", "wb", buffering=0) as file:
+        for _ in names:
+            file.write(values.data)
+    raw = time.perf_counter() - started
+    total = 5 * values.nbytes
+    assert (tmp_path / "t.h5").stat().st_size < 1.06 * total
+    with capsys.disabled():
+        print(
+            f" [{total / 1e6:.0f} MB: {total / ours / 1e9:.1f} GB/s, plain write() {total / raw / 1e9:.1f} GB/s, "
+            f"end {1e3 * end:.0f} ms]"
+        )

@@ -111,10 +111,10 @@ def decode_attention_cpu(
     """
     _refuse_unsupported(is_cross_attention, k_buffer, k_scale, v_scale)
     if k is not None and v is not None:
-        k_buffer[loc] = k.view(-1, *k_buffer.shape[1:])
+        k_buffer[loc] = k.reshape(-1, *k_buffer.shape[1:])
         # In an MLA pool v_buffer is a view of k_buffer's first channels, and k already holds them.
         if v_buffer.data_ptr() != k_buffer.data_ptr():
-            v_buffer[loc] = v.view(-1, *v_buffer.shape[1:])
+            v_buffer[loc] = v.reshape(-1, *v_buffer.shape[1:])
     if not len(seq_lens):
         return
     position = torch.arange(int(seq_lens.max()))

@@ -30,6 +30,33 @@ def open_capture(
 
     Raises UnreadableFile, UnknownFormat, or DrafttraceError where a sample must be chosen.
     """
+    return _open(spec, format, sample, mapping, like, request, first=False)[0]
+
+
+def open_numbered(
+    spec: str,
+    *,
+    format: str | None = None,
+    sample: int | None = None,
+    mapping: FieldMap | None = None,
+    request: Request | None = None,
+) -> tuple[Capture, int]:
+    """The capture that ``spec`` names, the first one where it names several, and how many samples there are.
+
+    Arguments and errors as :func:`open_capture`.
+    """
+    return _open(spec, format, sample, mapping, None, request, first=True)
+
+
+def _open(
+    spec: str,
+    format: str | None,
+    sample: int | None,
+    mapping: FieldMap | None,
+    like: Capture | None,
+    request: Request | None,
+    first: bool,
+) -> tuple[Capture, int]:
     path, number = split_spec(spec)
     if sample is not None:
         if number is not None and number != sample:
@@ -38,14 +65,14 @@ def open_capture(
             )
         number = sample
     if format is None and mapping is None and _is_trace(path):
-        return _open_trace(path, number)
+        return _open_trace(path, number), 1
     asked = _request(request, mapping, like)
     collection = open_collection(path, "MAPPED" if mapping is not None and format is None else format, asked)
     if number is None:
-        number = _choose(collection, like)
-    ref = collection.ref(number)
-    capture = collection.read(ref, asked)
-    return dataclasses.replace(capture, sample=number) if len(collection.refs) > 1 else capture
+        number = collection.refs[0].number if first else _choose(collection, like)
+    capture = collection.read(collection.ref(number), asked)
+    single = len(collection.refs) == 1
+    return (capture if single else dataclasses.replace(capture, sample=number)), len(collection.refs)
 
 
 def split_spec(spec: str) -> tuple[Path, int | None]:

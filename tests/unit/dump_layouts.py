@@ -244,7 +244,8 @@ def write_ts_debug(root: Path) -> Path:
     batch = {"input_ids": padded(tokens()), "attention_mask": padded(ones), "loss_mask": padded(loss_mask()),
              "hidden_states": padded(aux()), "last_hidden_states": padded(last_post()), "target": None}  # fmt: skip
     value = {"step": 1, "batch_idx": 0, "rank": 0, "batch": batch, "plosses": [0.5], "acces": [0.7],
-             "gradients": {}, "model_weights": {"fc.weight": torch.zeros(4, 4)}, "total_loss": torch.tensor(1.0)}  # fmt: skip
+             "gradients": {}, "model_weights": {"fc.weight": torch.zeros(4, 4)},
+             "total_loss": torch.tensor(1.0)}  # fmt: skip
     return _save(root / "batch_1_0_rank0.pt", value)
 
 

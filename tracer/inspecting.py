@@ -1,0 +1,276 @@
+"""What a file is: its format and why, its samples, tokens and states, and what their values say."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from drafttrace.tracer.boundary import boundary_name, canonical_wiring
+from drafttrace.tracer.capture import Accepted, Capture, Phase
+from drafttrace.tracer.dumps.build import ASSUMED
+from drafttrace.tracer.dumps.registry import FieldMap, Request
+from drafttrace.tracer.inspect_render import render
+from drafttrace.tracer.open import open_numbered
+from drafttrace.tracer.row_statistics import RowStatistics, row_statistics
+from drafttrace.tracer.rows import Rows
+from drafttrace.tracer.value_checks import Check, check_values
+
+__all__ = ["Inspection", "StateView", "inspect_capture", "render"]
+
+SCHEMA = "drafttrace.inspection/1"
+_PREVIEW = 24
+
+
+@dataclass(frozen=True)
+class StateView:
+    """One state: a slot, the embedding, the last state or a boundary. probably: what it is, in a few words."""
+
+    role: str
+    name: str
+    shape: tuple[int, int]
+    dtype: str
+    boundary: int | None
+    source: str
+    norm: str | None
+    statistics: RowStatistics
+    probably: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "role": self.role,
+            "name": self.name,
+            "shape": list(self.shape),
+            "dtype": self.dtype,
+            "boundary": None if self.boundary is None else boundary_name(self.boundary),
+            "source": self.source,
+            "norm": self.norm,
+            "statistics": self.statistics.to_json(),
+            "probably": self.probably,
+        }
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """Everything that ``drafttrace inspect`` shows.
+
+    numbers: those of the samples (first, last, count). text: the first tokens decoded, where a tokenizer was given.
+    mask_ones: None where there is no mask. phases / accepted: rows by phase and fate, for a trace.
+    """
+
+    path: str
+    format: str
+    recognised_by: str
+    sample_count: int
+    sample: int | None
+    tokens: int
+    valid_length: int
+    prompt_length: int | None
+    first_token_known: bool
+    first_ids: tuple[int, ...]
+    text: str | None
+    mask_ones: int | None
+    mask_offset: int
+    complete: bool
+    states: tuple[StateView, ...]
+    phases: Mapping[str, int]
+    accepted: Mapping[str, int]
+    draft_tensors: Mapping[str, tuple[int, int]]
+    probes: tuple[Mapping[str, Any], ...]
+    checks: tuple[Check, ...]
+    notes: tuple[str, ...]
+    target: str | None
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What is wrong, as sentences: refuted checks, unexpected embeddings, NaN, zero and repeated rows."""
+        found = [check.summary for check in self.checks if check.is_problem]
+        for state in self.states:
+            numbers = state.statistics
+            for count, what in (
+                (numbers.nan_rows, "rows with NaN or infinity"),
+                (numbers.zero_rows, "rows of zeros"),
+                (numbers.repeated_rows, "rows equal to the row before"),
+            ):
+                if count:
+                    found.append(f"{state.name} has {count} {what}, of {numbers.rows_read} read.")
+        return tuple(found)
+
+    def to_json(self) -> dict[str, Any]:
+        """The machine form, ``drafttrace.inspection/1``."""
+        plain = {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if field.name not in {"states", "checks", "probes", "notes", "first_ids", "draft_tensors"}
+        }
+        return {
+            "schema": SCHEMA,
+            **plain,
+            "phases": dict(self.phases),
+            "accepted": dict(self.accepted),
+            "first_ids": list(self.first_ids),
+            "states": [state.to_json() for state in self.states],
+            "draft_tensors": {name: list(shape) for name, shape in self.draft_tensors.items()},
+            "probes": [dict(probe) for probe in self.probes],
+            "checks": [check.to_json() for check in self.checks],
+            "problems": list(self.problems),
+            "notes": list(self.notes),
+        }
+
+
+def inspect_capture(
+    spec: str,
+    *,
+    target: Path | None = None,
+    tokenizer: Path | None = None,
+    format: str | None = None,
+    sample: int | None = None,
+    mapping: FieldMap | None = None,
+    request: Request | None = None,
+) -> Inspection:
+    """Look at a trace or dump. Among several samples the first is shown.
+
+    target: folder of the target, for the checks by value. tokenizer: folder with tokenizer.json; default the target.
+    Raises DrafttraceError where the file cannot be read.
+    """
+    asked = request or Request()
+    layers: int | None = None
+    if target is not None:
+        from drafttrace.tracer.target_weights import read_shape
+
+        shape = read_shape(target)
+        layers = shape.layers
+        asked = dataclasses.replace(
+            asked, hidden_size=asked.hidden_size or shape.hidden_size, layers=asked.layers or layers
+        )
+    asked = dataclasses.replace(asked, tokens_only=True)
+    capture, count = open_numbered(spec, format=format, sample=sample, mapping=mapping, request=asked)
+    checks: list[Check] = []
+    if target is not None:
+        from drafttrace.tracer.target_weights import TargetWeights
+
+        checks = check_values(capture, TargetWeights(target))
+    return _inspection(
+        capture, count, checks, layers, _text(capture, tokenizer or target, tokenizer is not None), target
+    )
+
+
+def _text(capture: Capture, folder: Path | None, wanted: bool) -> str | None:
+    """The first tokens as text. A tokenizer that was not asked for may be missing."""
+    if folder is None or (not wanted and not (folder / "tokenizer.json").is_file()):
+        return None
+    from drafttrace.tracer.errors import DrafttraceError
+    from drafttrace.tracer.tokenizer import decode_text
+
+    try:
+        return decode_text(folder, capture.tokens[: 4 * _PREVIEW].tolist())
+    except DrafttraceError:
+        if wanted:
+            raise
+        return None
+
+
+def _inspection(
+    capture: Capture, count: int, checks: list[Check], layers: int | None, text: str | None, target: Path | None
+) -> Inspection:
+    mask = capture.mask
+    known = np.flatnonzero(capture.tokens >= 0)
+    return Inspection(
+        path=capture.path,
+        format=capture.format,
+        recognised_by=capture.recognised_by,
+        sample_count=count,
+        sample=capture.sample,
+        tokens=len(capture.tokens),
+        valid_length=capture.valid_length,
+        prompt_length=capture.prompt_length,
+        first_token_known=bool(len(known) and known[0] == 0),
+        first_ids=tuple(int(token) for token in capture.tokens[:_PREVIEW]),
+        text=text,
+        mask_ones=None if mask is None else int((mask != 0).sum()),
+        mask_offset=capture.mask_offset,
+        complete=capture.complete,
+        states=tuple(_states(capture, checks, layers)),
+        phases=_counts(capture.table.phase, Phase),
+        accepted=_counts(capture.table.accepted, Accepted),
+        draft_tensors={} if capture.draft is None else {k: v.shape for k, v in capture.draft.tensors.items()},
+        probes=tuple(dataclasses.asdict(probe) for probe in capture.probes),
+        checks=tuple(checks),
+        notes=capture.notes,
+        target=None if target is None else str(target),
+    )
+
+
+def _counts(values: Any, kind: type[Phase] | type[Accepted]) -> dict[str, int]:
+    found = Counter(values.tolist())
+    return {kind(value).name.lower(): count for value, count in sorted(found.items()) if value in set(kind)}
+
+
+def _states(capture: Capture, checks: list[Check], layers: int | None) -> list[StateView]:
+    views = [
+        _view(
+            "slot",
+            slot.name,
+            slot.rows,
+            slot.boundary,
+            slot.source,
+            None,
+            _probably(slot, k, capture, checks, layers),
+        )
+        for k, slot in enumerate(capture.slots)
+    ]
+    embed, last = capture.embed, capture.last
+    if embed is not None:
+        views.append(
+            _view("embed", embed.name, embed.rows, embed.boundary, embed.source, None, "the embedding, B0")
+        )
+    if last is not None:
+        views.append(
+            _view(
+                "last",
+                last.name,
+                last.rows,
+                last.boundary,
+                last.proven_by,
+                str(last.norm),
+                _last(last.name, checks),
+            )
+        )
+    return views
+
+
+def _view(
+    role: str, name: str, rows: Rows, boundary: int | None, source: str, norm: str | None, probably: str
+) -> StateView:
+    return StateView(
+        role, name, rows.shape, rows.dtype.value, boundary, source, norm, row_statistics(rows), probably
+    )
+
+
+def _probably(slot: Any, k: int, capture: Capture, checks: list[Check], layers: int | None) -> str:
+    """What a slot probably is: what its values prove, else what is declared, else what trainers do by default."""
+    for check in checks:
+        if check.subject == slot.name and check.id == "embedding" and check.verdict in {"found", "confirmed"}:
+            return "B0, the embedding (its values are the embedding's)"
+    if slot.boundary is not None:
+        return f"{boundary_name(slot.boundary)} (declared)"
+    if layers is not None and len(capture.slots) == 3 and ASSUMED in slot.source and capture.format != "SPEC-V1":
+        return f"{boundary_name(canonical_wiring(layers)[k])} if the trainer kept its default; not recorded"
+    return "not recorded; compare with a reference to find out"
+
+
+def _last(name: str, checks: list[Check]) -> str:
+    told = [check for check in checks if check.subject == name and check.id in {"last-norm", "last-is-last"}]
+    if any(check.id == "last-is-last" and check.verdict == "refuted" for check in told):
+        return "no last state: an inner layer"
+    for check in told:
+        if check.id == "last-norm" and check.verdict in {"found", "confirmed", "refuted"}:
+            return f"last state, {check.evidence['found']} the final norm".replace("post", "after").replace(
+                "pre", "before"
+            )
+    return "last state, unchecked"

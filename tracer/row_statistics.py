@@ -1,0 +1,93 @@
+"""Norms and broken rows of a matrix of hidden states, read in blocks."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from drafttrace.tracer.rows import Floats, Rows
+
+_BLOCK_BYTES = 8 << 20
+# Elements that are read whole; a larger matrix is sampled in evenly spread blocks.
+_WHOLE = 48_000_000
+
+
+@dataclass(frozen=True)
+class RowStatistics:
+    """Of the rows that were read. Norms are L2 over one row, of the finite rows only; None where there are none.
+
+    norm_row0 is apart: the first row of a sequence is often a hundred times larger than the others, which would
+    spoil every mean. nan_rows: rows with a NaN or an infinity. repeated_rows: rows equal to the one before them.
+    """
+
+    rows_read: int
+    norm_mean: float | None
+    norm_std: float | None
+    norm_min: float | None
+    norm_median: float | None
+    norm_max: float | None
+    norm_row0: float | None
+    nan_rows: int
+    zero_rows: int
+    repeated_rows: int
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def row_statistics(rows: Rows) -> RowStatistics:
+    """Read every row, or evenly spread blocks of a large matrix, and sum up."""
+    spans = _spans(len(rows), rows.width)
+    norms: list[npt.NDArray[np.float64]] = []
+    nan_rows = zero_rows = repeated = read = 0
+    row0: float | None = None
+    with np.errstate(over="ignore", invalid="ignore"):
+        for start, stop in spans:
+            block = rows.floats(start, stop)
+            squares = np.einsum("rh,rh->r", block, block, dtype=np.float64, casting="same_kind")
+            finite = _finite_rows(block, squares)
+            norm = np.sqrt(squares)
+            read += len(block)
+            nan_rows += int((~finite).sum())
+            zero_rows += int((finite & (norm == 0)).sum())
+            repeated += int((block[1:] == block[:-1]).all(-1).sum())
+            if start == 0 and finite[0]:
+                row0 = float(norm[0])
+            skip = 1 if start == 0 and len(rows) > 1 else 0
+            norms.append(norm[skip:][finite[skip:]])
+    every = np.concatenate(norms) if norms else np.empty(0)
+    if len(every) == 0:
+        return RowStatistics(read, None, None, None, None, None, row0, nan_rows, zero_rows, repeated)
+    return RowStatistics(
+        read,
+        float(every.mean()),
+        float(every.std()),
+        float(every.min()),
+        float(np.median(every)),
+        float(every.max()),
+        row0,
+        nan_rows,
+        zero_rows,
+        repeated,
+    )
+
+
+def _finite_rows(block: Floats, squares: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
+    """Which rows hold no NaN and no infinity. A finite sum of squares already shows it, which is cheaper."""
+    finite = np.isfinite(squares)
+    if not finite.all():
+        finite = np.asarray(np.isfinite(block).all(axis=-1), np.bool_)
+    return finite
+
+
+def _spans(count: int, width: int) -> list[tuple[int, int]]:
+    """Blocks of rows to read: all of them, or as many as fit the budget, spread evenly and with the first ones."""
+    size = max(1, _BLOCK_BYTES // (4 * max(width, 1)))
+    starts = list(range(0, count, size))
+    allowed = max(2, _WHOLE // max(size * width, 1))
+    if len(starts) > allowed:
+        starts = [starts[k] for k in sorted({round(k * (len(starts) - 1) / (allowed - 1)) for k in range(allowed)})]
+    return [(start, min(count, start + size)) for start in starts]

@@ -1,0 +1,192 @@
+"""The few tensors of a target that check a dump by value: embedding, final norm, head. The model is never loaded.
+
+Everything is read row by row or block by block from the safetensors shards.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from drafttrace.tracer.capture import Ints
+from drafttrace.tracer.checkpoint import Checkpoint, open_checkpoint, read_json
+from drafttrace.tracer.errors import UnreadableFile
+from drafttrace.tracer.rows import Floats
+
+_EMBED = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "tok_embeddings.weight", "embed_in.weight")
+_HEAD = ("lm_head.weight", "embed_out.weight", "output.weight")
+_NORM = ("model.norm.weight", "language_model.norm.weight", "backbone.norm_f.weight", "transformer.ln_f.weight",
+         "final_layernorm.weight", "final_layer_norm.weight", "norm.weight", "ln_f.weight")  # fmt: skip
+# Families whose norm multiplies by (1 + w).
+_ONE_PLUS = ("gemma", "qwen3_5", "qwen3_next", "recurrent_gemma")
+# Rows of the head that are converted to float32 at a time: 256 MiB at a width of 8192.
+_HEAD_BLOCK = 8192
+
+
+@dataclass(frozen=True)
+class TargetShape:
+    """What a target's config.json says. ``layers`` is n."""
+
+    layers: int
+    hidden_size: int
+    vocab_size: int
+    model_type: str
+    config: dict[str, Any]
+
+
+def read_shape(folder: Path) -> TargetShape:
+    """The shape of a target. Raises UnreadableFile where config.json is missing or does not tell it."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise UnreadableFile(f"There is no config.json in '{folder}'; give the folder of the target model.")
+    config = read_json(path)
+    inner = next(
+        (
+            config[key]
+            for key in ("text_config", "language_config", "llm_config")
+            if isinstance(config.get(key), dict)
+        ),
+        config,
+    )
+
+    def number(*names: str) -> int:
+        for name in names:
+            if type(inner.get(name)) is int and inner[name] > 0:
+                return int(inner[name])
+        raise UnreadableFile(f"The file '{path}' does not say {names[0]}; give the folder of the target model.")
+
+    return TargetShape(
+        layers=number("num_hidden_layers", "n_layer", "num_layers"),
+        hidden_size=number("hidden_size", "n_embd", "d_model"),
+        vocab_size=number("vocab_size"),
+        model_type=str(inner.get("model_type") or config.get("model_type") or ""),
+        config=inner,
+    )
+
+
+class TargetWeights:
+    """Embedding, final norm and head of a target, memory-mapped."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises UnreadableFile where the folder is no checkpoint with an embedding and a final norm."""
+        self.folder = folder
+        self.shape = read_shape(folder)
+        self._checkpoint: Checkpoint = open_checkpoint(folder)
+        self.embed_name = self._find(_EMBED, "embedding")
+        self.norm_name = self._find(_NORM, "final norm")
+        head = self._maybe(_HEAD)
+        self.tied = head is None
+        self.head_name = self.embed_name if head is None else head
+
+    def _maybe(self, endings: tuple[str, ...]) -> str | None:
+        """The name with the first ending that any name has; draft layers and towers are left out."""
+        names = [
+            name
+            for name in self._checkpoint
+            if ".layers." not in name and "visual" not in name and "vision" not in name and "audio" not in name
+        ]
+        for ending in endings:
+            found = sorted((name for name in names if name == ending or name.endswith("." + ending)), key=len)
+            if found:
+                return found[0]
+        return None
+
+    def _find(self, endings: tuple[str, ...], what: str) -> str:
+        name = self._maybe(endings)
+        if name is None:
+            raise UnreadableFile(
+                f"The checkpoint '{self.folder}' has no {what} ({', '.join(endings[:3])}, ...); is it the target?"
+            )
+        return name
+
+    def embedding_scales(self) -> dict[str, float]:
+        """Factors that a target may apply to its embedding, by name; ``"1"`` always."""
+        config, found = self.shape.config, {"1": 1.0}
+        if self.shape.model_type.startswith("gemma") or "gemma" in self.shape.model_type:
+            found["sqrt(H)"] = float(self.shape.hidden_size) ** 0.5
+        for name in ("embedding_multiplier", "scale_emb"):
+            if isinstance(config.get(name), int | float) and config[name] not in {0, 1}:
+                found[name] = float(config[name])
+        return found
+
+    def embedding(self, ids: Ints) -> Floats:
+        """Embedding rows ``[len(ids), H]``, unscaled. Ids must lie inside the vocabulary (see :meth:`inside`)."""
+        return self._checkpoint.floats(self.embed_name, ids)
+
+    def inside(self, ids: Ints) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Which ids have an embedding row."""
+        rows = self._checkpoint.info(self.embed_name).shape[0]
+        return (ids >= 0) & (ids < rows)
+
+    def norm_gain(self) -> Floats:
+        """What the final norm multiplies by, per channel ``[H]`` (``1 + w`` for the families that store ``w``)."""
+        weight = self._checkpoint.floats(self.norm_name)
+        return weight + 1 if self.shape.model_type.startswith(_ONE_PLUS) else weight
+
+    def final_norm(self, states: Floats) -> Floats:
+        """The final norm of states ``[R, H]``: an RMS norm, or a layer norm where the checkpoint has a bias for it."""
+        config = self.shape.config
+        epsilon = next(
+            (float(config[key]) for key in ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps")
+             if isinstance(config.get(key), int | float)),
+            1e-6,
+        )  # fmt: skip
+        bias_name = self.norm_name.removesuffix("weight") + "bias"
+        values = states.astype(np.float64)
+        if bias_name in self._checkpoint:
+            centred = values - values.mean(-1, keepdims=True)
+            spread = np.sqrt((centred**2).mean(-1, keepdims=True) + epsilon)
+            result = centred / spread * self.norm_gain() + self._checkpoint.floats(bias_name)
+        else:
+            result = values / np.sqrt((values**2).mean(-1, keepdims=True) + epsilon) * self.norm_gain()
+        out: Floats = result.astype(np.float32)
+        return out
+
+    def score(self, normed: Floats, targets: Ints) -> tuple[Floats, Ints]:
+        """Negative log likelihoods ``[R, S]`` of ``targets [R, S]`` (-1 gives NaN), and the top token of each row.
+
+        normed: states after the final norm ``[R, H]``. The head is read in blocks of rows.
+        """
+        info = self._checkpoint.info(self.head_name)
+        rows, vocabulary = len(normed), info.shape[0]
+        best = np.full(rows, -np.inf)
+        top = np.zeros(rows, np.int64)
+        total = np.full(rows, -np.inf)
+        picked = np.full(targets.shape, np.nan)
+        states = self._before_head(normed)
+        for start in range(0, vocabulary, _HEAD_BLOCK):
+            stop = min(vocabulary, start + _HEAD_BLOCK)
+            block = self._checkpoint.floats(self.head_name, slice(start, stop))
+            logits = self._after_head((states @ block.T).astype(np.float64))
+            here = logits.argmax(-1)
+            value = logits[np.arange(rows), here]
+            top = np.where(value > best, here + start, top)
+            best = np.maximum(best, value)
+            total = np.logaddexp(total, value + np.log(np.exp(logits - value[:, None]).sum(-1)))
+            inside = (targets >= start) & (targets < stop)
+            row, column = np.nonzero(inside)
+            picked[row, column] = logits[row, targets[row, column] - start]
+        losses: Floats = (total[:, None] - picked).astype(np.float32)
+        return losses, top
+
+    def _before_head(self, normed: Floats) -> Floats:
+        base = self.shape.config.get("dim_model_base")
+        if isinstance(base, int | float) and base > 0:  # MiniCPM
+            return normed / np.float32(self.shape.hidden_size / base)
+        return normed
+
+    def _after_head(self, logits: Any) -> Any:
+        config = self.shape.config
+        scaling = config.get("logits_scaling")
+        if isinstance(scaling, int | float) and scaling > 0:  # Granite
+            logits = logits / scaling
+        multiplier = config.get("logit_scale")
+        if isinstance(multiplier, int | float) and multiplier > 0:  # Cohere
+            logits = logits * multiplier
+        cap = config.get("final_logit_softcapping")
+        if isinstance(cap, int | float) and cap > 0:
+            logits = np.tanh(logits / cap) * cap
+        return logits

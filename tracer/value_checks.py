@@ -1,0 +1,308 @@
+"""What the values of a capture say about themselves, given only the target's embedding, final norm and head.
+
+Four questions: which state is the embedding; does the last state stand before or after the final norm; is it the
+last state at all; do the rows belong to the tokens they are stored with. Nobody's word is taken for any of them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from drafttrace.tracer.boundary import boundary_name
+from drafttrace.tracer.capture import Capture, Ints, Norm
+from drafttrace.tracer.rows import Floats, Rows
+from drafttrace.tracer.target_weights import TargetWeights
+
+OFFSETS = (-1, 0, 1, 2)
+# A bf16 copy of an embedding differs by rounding only; a neighbouring boundary differs by far more.
+_EXACT = 0.02
+_WORK = 6e10  # multiply-adds that one inspection may spend in the head
+
+
+@dataclass(frozen=True)
+class Check:
+    """One answer. verdict: ``confirmed``, ``refuted``, ``found`` or ``undecided``; summary is a whole sentence."""
+
+    id: str
+    subject: str
+    verdict: str
+    summary: str
+    evidence: dict[str, Any]
+
+    @property
+    def is_problem(self) -> bool:
+        """Whether the answer contradicts the file, or finds the embedding where none is declared."""
+        return self.verdict == "refuted" or (self.verdict == "found" and self.id == "embedding")
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "subject": self.subject,
+            "verdict": self.verdict,
+            "summary": self.summary,
+            "evidence": self.evidence,
+        }
+
+
+@dataclass(frozen=True)
+class _State:
+    name: str
+    rows: Rows
+    declared: int | None
+    is_last: bool
+
+
+def check_values(capture: Capture, target: TargetWeights) -> list[Check]:
+    """Every check that the capture allows. Raises UnreadableFile for a damaged checkpoint."""
+    states = [_State(slot.name, slot.rows, slot.boundary, False) for slot in capture.slots]
+    if capture.last is not None:
+        last = capture.last
+        states.append(_State(last.name, last.rows, last.boundary, True))
+    fitting = [state for state in states if state.rows.width == target.shape.hidden_size]
+    checks: list[Check] = []
+    if len(fitting) < len(states):
+        odd = next(state for state in states if state not in fitting)
+        checks.append(
+            Check(
+                "hidden-size",
+                odd.name,
+                "refuted",
+                f"{odd.name} is {odd.rows.width} wide, the target's hidden size is {target.shape.hidden_size}: another "
+                "target, or several slots side by side.",
+                {"width": odd.rows.width, "hidden_size": target.shape.hidden_size},
+            )
+        )
+    ids = _row_tokens(capture)
+    for state in fitting:
+        checks.extend(_embedding(state, ids, target))
+    checks.extend(_head(capture, [state for state in fitting if state.is_last], ids, target))
+    return checks
+
+
+def _row_tokens(capture: Capture) -> Ints:
+    """``[T]`` tokens by position, padding cut off."""
+    return capture.tokens[: capture.valid_length]
+
+
+# --- which state is the embedding ----------------------------------------------------------------------------
+
+
+def _embedding(state: _State, tokens: Ints, target: TargetWeights) -> list[Check]:
+    count = min(len(state.rows), len(tokens))
+    rows = _spread(np.arange(count, dtype=np.int64), 64)
+    values = state.rows.take(rows)
+    best: tuple[float, int, str] = (math.inf, 0, "")
+    for offset in (0, 1, -1):
+        index = rows + offset
+        good = (index >= 0) & (index < len(tokens))
+        good[good] &= target.inside(tokens[index[good]])
+        if not good.any():
+            continue
+        expected = target.embedding(tokens[index[good]])
+        for name, scale in target.embedding_scales().items():
+            distance = _relative(values[good], expected * np.float32(scale))
+            if distance < best[0]:
+                best = distance, offset, name
+    distance, offset, factor = best
+    evidence = {"rel_l2": _number(distance), "token_offset": offset, "embedding_scale": factor}
+    if not math.isfinite(distance):
+        return []
+    if distance <= _EXACT:
+        times = "" if factor == "1" else f" times {factor}"
+        if offset:
+            summary = (
+                f"{state.name} is the embedding{times} of the token at t{offset:+d}, not of the token at t: ids and states "
+                "are shifted against each other."
+            )
+            return [Check("embedding", state.name, "found", summary, evidence)]
+        if state.declared == 0:
+            summary = f"{state.name} is declared B0 and is the embedding{times}."
+            return [Check("embedding", state.name, "confirmed", summary, evidence)]
+        what = (
+            "the last state"
+            if state.is_last
+            else f"declared {boundary_name(state.declared)}"
+            if state.declared
+            else ""
+        )
+        said = f", though it is {what}" if what else ""
+        return [
+            Check("embedding", state.name, "found", f"{state.name} is B0, the embedding{times}{said}.", evidence)
+        ]
+    if state.declared == 0:
+        summary = f"{state.name} is declared B0 but is not the embedding (relative L2 {distance:.3g})."
+        return [Check("embedding", state.name, "refuted", summary, evidence)]
+    return []
+
+
+# --- the last state ------------------------------------------------------------------------------------------
+
+
+def _head(capture: Capture, states: list[_State], tokens: Ints, target: TargetWeights) -> list[Check]:
+    last = capture.last
+    if not states or last is None:
+        return []
+    rows = _scored_rows(capture, len(last.rows), tokens, target)
+    if len(rows) < 4:
+        return []
+    values = last.rows.take(rows)
+    finite = np.isfinite(values).all(-1)
+    rows, values = rows[finite], values[finite]
+    if len(rows) < 4:
+        return []
+    wanted = np.stack([_at(tokens, rows + 1 + offset) for offset in OFFSETS], 1)
+    losses: dict[Norm, Floats] = {}
+    tops: dict[Norm, Ints] = {}
+    for norm, states_in in ((Norm.POST, values), (Norm.PRE, target.final_norm(values))):
+        losses[norm], tops[norm] = target.score(states_in, wanted)
+    means = {norm: _column_means(loss) for norm, loss in losses.items()}
+    chosen, norm_check = _norm(last.name, last.norm, values, means, target)
+    middle = OFFSETS.index(0)
+    agree = float(np.mean(tops[chosen] == wanted[:, middle]))
+    return [
+        norm_check,
+        _is_last(last.name, means[chosen], agree, len(rows), target),
+        _shift(last.name, means[chosen], len(rows)),
+    ]
+
+
+def _scored_rows(capture: Capture, count: int, tokens: Ints, target: TargetWeights) -> Ints:
+    """Rows whose next token is known: on the response where there is a mask, without row 0."""
+    cost = target.shape.vocab_size * target.shape.hidden_size * 2
+    budget = int(max(16, min(256, _WORK / cost)))
+    rows = np.arange(1, min(count, len(tokens) - 1), dtype=np.int64)
+    rows = rows[tokens[rows + 1] >= 0]
+    mask = capture.mask
+    if mask is not None and len(mask) >= len(tokens):
+        weighted = rows[mask[rows + 1] != 0]
+        rows = weighted if len(weighted) >= 4 else rows
+    return _spread(rows, budget)
+
+
+def _norm(
+    name: str, declared: Norm, values: Floats, means: dict[Norm, list[float]], target: TargetWeights
+) -> tuple[Norm, Check]:
+    """Before or after the final norm: by the size of what is left without the gain, and by next-token loss."""
+    gain = target.norm_gain()
+    used = np.abs(gain) > 0.05 * np.median(np.abs(gain))
+    rms = np.sqrt(np.mean((values[:, used] / gain[used]).astype(np.float64) ** 2, -1))
+    even = bool(np.median(np.abs(rms - 1)) < 0.05)
+    low = {norm: min(loss) for norm, loss in means.items()}
+    by_loss = Norm.POST if low[Norm.POST] <= low[Norm.PRE] else Norm.PRE
+    by_size = Norm.POST if even else Norm.PRE
+    found = by_size if by_size == by_loss or abs(low[Norm.POST] - low[Norm.PRE]) < 0.1 else Norm.UNKNOWN
+    evidence = {
+        "rms_without_gain_median": _number(float(np.median(rms))),
+        "rms_without_gain_spread": _number(float(np.std(rms))),
+        "next_token_loss_as_post": _number(low[Norm.POST]),
+        "next_token_loss_as_pre": _number(low[Norm.PRE]),
+        "declared": str(declared),
+        "found": str(found),
+    }
+    if found is Norm.UNKNOWN:
+        summary = f"{name}: size says {by_size} the final norm and next-token loss says {by_loss}; neither is sure."
+        return by_loss, Check("last-norm", name, "undecided", summary, evidence)
+    where = "after" if found is Norm.POST else "before"
+    numbers = f"next-token loss {low[Norm.POST]:.2f} read as post, {low[Norm.PRE]:.2f} as pre"
+    if declared is Norm.UNKNOWN:
+        return found, Check(
+            "last-norm", name, "found", f"{name} stands {where} the final norm ({numbers}).", evidence
+        )
+    if declared is found:
+        summary = f"{name} stands {where} the final norm, as declared ({numbers})."
+        return found, Check("last-norm", name, "confirmed", summary, evidence)
+    summary = f"{name} stands {where} the final norm, but the format says {declared} ({numbers})."
+    return found, Check("last-norm", name, "refuted", summary, evidence)
+
+
+def _is_last(name: str, losses: list[float], agree: float, rows: int, target: TargetWeights) -> Check:
+    """Whether the target's head can read the state. A trained model's loss is far below that of guessing."""
+    chance = math.log(target.shape.vocab_size)
+    low = min(losses)
+    evidence = {
+        "next_token_loss": _number(low),
+        "chance": _number(chance),
+        "top1_is_next_token": _number(agree),
+        "rows": rows,
+    }
+    if low < 0.5 * chance:
+        summary = (
+            f"{name} is a state that the target's head can read: next-token loss {low:.2f}, guessing {chance:.2f}."
+        )
+        return Check("last-is-last", name, "confirmed", summary, evidence)
+    if low > 0.8 * chance:
+        summary = (
+            f"{name} is no last state: under either reading of the norm the target's head makes next-token loss "
+            f"{low:.2f} of it, where guessing makes {chance:.2f}; it is an inner layer, or of another target."
+        )
+        return Check("last-is-last", name, "refuted", summary, evidence)
+    summary = (
+        f"{name} may be one layer early: next-token loss {low:.2f} lies between that of a last state and guessing "
+        f"({chance:.2f})."
+    )
+    return Check("last-is-last", name, "undecided", summary, evidence)
+
+
+def _shift(name: str, losses: list[float], rows: int) -> Check:
+    """Which token a row predicts: the one offset whose loss is far below the others."""
+    order = np.argsort(losses)
+    best, second = losses[int(order[0])], losses[int(order[1])]
+    offset = OFFSETS[int(order[0])]
+    evidence = {"loss_by_offset": {str(d): _number(x) for d, x in zip(OFFSETS, losses, strict=True)}, "rows": rows}
+    if second - best < 0.5:
+        summary = f"{name}: next-token losses at the offsets -1 to +2 are too alike to tell a shift."
+        return Check("token-shift", name, "undecided", summary, evidence)
+    if offset == 0:
+        summary = f"{name}: row t predicts token t+1, so ids and states are not shifted."
+        return Check("token-shift", name, "confirmed", summary, evidence)
+    summary = (
+        f"{name}: row t predicts token t+{1 + offset} of the stored ids, so ids and states are shifted by "
+        f"{offset:+d}."
+    )
+    return Check("token-shift", name, "refuted", summary, evidence)
+
+
+# --- small things --------------------------------------------------------------------------------------------
+
+
+def _spread(rows: Ints, most: int) -> Ints:
+    """At most ``most`` of the rows, evenly spread; the massive row 0 is left out where there are others."""
+    if len(rows) > 1 and rows[0] == 0:
+        rows = rows[1:]
+    if len(rows) <= most:
+        return rows
+    return rows[np.unique(np.linspace(0, len(rows) - 1, most).round().astype(np.int64))]
+
+
+def _at(tokens: Ints, index: Ints) -> Ints:
+    """``tokens[index]``, -1 outside."""
+    inside = (index >= 0) & (index < len(tokens))
+    found = np.full(len(index), -1, np.int64)
+    found[inside] = tokens[index[inside]]
+    return found
+
+
+def _column_means(losses: Floats) -> list[float]:
+    means = []
+    for column in losses.T:
+        known = column[np.isfinite(column)]
+        means.append(float(known.mean()) if len(known) else math.inf)
+    return means
+
+
+def _relative(values: Floats, expected: Floats) -> float:
+    """Median over rows of ``|a - b| / |b|``; infinite where nothing can be measured."""
+    size = np.linalg.norm(expected, axis=-1)
+    with np.errstate(invalid="ignore", over="ignore"):
+        distance = np.linalg.norm(values - expected, axis=-1)[size > 0] / size[size > 0]
+    distance = distance[np.isfinite(distance)]
+    return float(np.median(distance)) if len(distance) else math.inf
+
+
+def _number(value: float) -> float | None:
+    """Five significant digits; None for what JSON cannot hold."""
+    return float(f"{value:.5g}") if math.isfinite(value) else None

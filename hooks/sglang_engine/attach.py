@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from drafttrace.hooks.recorder import Recorder
-
-Emit = Callable[[str, torch.Tensor], None]
 
 
 def backbone_of(model: nn.Module) -> nn.Module:
@@ -83,12 +82,13 @@ class Taps:
         logits_processor_of(model).register_forward_pre_hook(
             self.guarded("last, aux", self._target_head), with_kwargs=True
         )
-        for k, layer in enumerate(getattr(backbone, "layers", ())):
-            if k < layers:
-                self._boundary(k, layer)
-        norm = getattr(backbone, "norm", None)
-        if isinstance(norm, nn.Module):
-            norm.register_forward_hook(self.guarded(f"boundary/{layers}", self._final_norm(layers)))
+        found = list(getattr(backbone, "layers", ()))
+        for k in range(min(layers, len(found)) + 1):
+            name = f"boundary/{k}"
+            watch_boundary(backbone, found, k, layers, self._sweep, partial(self.guarded, name))
+
+    def _sweep(self, k: int, tensor: torch.Tensor) -> None:
+        self.emit(f"boundary/{k}", tensor)
 
     def draft(self, model: nn.Module) -> None:
         """Embedding, ``fc`` and the state that leaves the draft."""
@@ -128,47 +128,68 @@ class Taps:
         state = argument(args, kwargs, 1, "hidden_states") if aux is None else _first(aux)
         self.emit("hidden_out", state)
 
-    def _boundary(self, k: int, layer: nn.Module) -> None:
-        """B(k). Newer SGLang keeps the residual stream beside the layers, older passes it from layer to layer."""
-        name = f"boundary/{k}"
-        parameters = list(inspect.signature(layer.forward).parameters)
-        if "residual" in parameters:
-            layer.register_forward_pre_hook(self.guarded(name, self._passed(name, parameters)), with_kwargs=True)
-            return
-        attention = next((getattr(layer, part) for part in ("self_attn", "attn") if hasattr(layer, part)), None)
-        if isinstance(attention, nn.Module):
-            attention.register_forward_pre_hook(self.guarded(name, self._streamed(name)), with_kwargs=True)
 
-    def _passed(self, name: str, parameters: list[str]) -> Callable[..., None]:
-        hidden_at, residual_at = parameters.index("hidden_states"), parameters.index("residual")
+def watch_boundary(
+    backbone: nn.Module,
+    layers: list[nn.Module],
+    k: int,
+    n: int,
+    sink: Callable[[int, torch.Tensor], None],
+    guard: Callable[[Callable[..., None]], Callable[..., None]] = lambda read: read,
+) -> bool:
+    """Hand B(k) to ``sink`` whenever it passes; whether there is a place to attach to (not on a stage without layer k).
 
-        def read(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            hidden = argument(args, kwargs, hidden_at, "hidden_states")
-            residual = argument(args, kwargs, residual_at, "residual")
-            self.emit(name, hidden if residual is None else hidden + residual)
+    Newer SGLang keeps the residual stream beside the layers; it is read after the attention's entry, where it is B(k)
+    and no rank has to add or reduce anything. Older SGLang passes hidden states and residual from layer to layer.
+    B(n) is what the final norm adds up. ``guard`` wraps the hook.
+    """
+    if k == n:
+        norm = getattr(backbone, "norm", None)
+        if not isinstance(norm, nn.Module):
+            return False
+        norm.register_forward_hook(guard(_after_norm(k, sink)))
+        return True
+    layer = layers[k]
+    parameters = list(inspect.signature(layer.forward).parameters)
+    if "residual" in parameters:
+        layer.register_forward_pre_hook(guard(_between_layers(k, sink, parameters)), with_kwargs=True)
+        return True
+    attention = next((getattr(layer, part) for part in ("self_attn", "attn") if hasattr(layer, part)), None)
+    if not isinstance(attention, nn.Module):
+        return False
+    attention.register_forward_pre_hook(guard(_in_stream(k, sink)), with_kwargs=True)
+    return True
 
-        return read
 
-    def _streamed(self, name: str) -> Callable[..., None]:
-        """After the attention's entry the stream's residual is B(k): read there, no rank has to add or reduce."""
+def _between_layers(
+    k: int, sink: Callable[[int, torch.Tensor], None], parameters: list[str]
+) -> Callable[..., None]:
+    hidden_at, residual_at = parameters.index("hidden_states"), parameters.index("residual")
 
-        def read(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            stream = next(
-                (v.residual_stream for v in (*kwargs.values(), *args) if hasattr(v, "residual_stream")), None
-            )
-            if stream is not None and stream.residual is not None:
-                self.emit(name, stream.residual)
+    def read(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        hidden = argument(args, kwargs, hidden_at, "hidden_states")
+        residual = argument(args, kwargs, residual_at, "residual")
+        sink(k, hidden if residual is None else hidden + residual)
 
-        return read
+    return read
 
-    def _final_norm(self, layers: int) -> Callable[..., None]:
-        name = f"boundary/{layers}"
 
-        def read(module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
-            if isinstance(out, tuple) and len(out) > 1:
-                self.emit(name, out[1])
+def _in_stream(k: int, sink: Callable[[int, torch.Tensor], None]) -> Callable[..., None]:
+    def read(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        values = (*kwargs.values(), *args)
+        stream = next((value.residual_stream for value in values if hasattr(value, "residual_stream")), None)
+        if stream is not None and stream.residual is not None:
+            sink(k, stream.residual)
 
-        return read
+    return read
+
+
+def _after_norm(k: int, sink: Callable[[int, torch.Tensor], None]) -> Callable[..., None]:
+    def read(module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
+        if isinstance(out, tuple) and len(out) > 1:
+            sink(k, out[1])
+
+    return read
 
 
 def argument(args: tuple[Any, ...], kwargs: Mapping[str, Any], at: int, name: str) -> Any:

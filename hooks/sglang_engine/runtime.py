@@ -17,7 +17,7 @@ from drafttrace.hooks.identity import extend_ranges, stride_range
 from drafttrace.hooks.plan import ModelFacts
 from drafttrace.hooks.recorder import Entry, Recorder
 from drafttrace.hooks.sglang_engine import facts as facts_of
-from drafttrace.hooks.sglang_engine import heads
+from drafttrace.hooks.sglang_engine import heads, override
 from drafttrace.hooks.sglang_engine.attach import Taps
 from drafttrace.hooks.sglang_engine.status import hook_report
 from drafttrace.hooks.sglang_engine.versions import SCHEDULER_HOOKS
@@ -85,6 +85,9 @@ class SchedulerHooks:
     def init_attention_backends(self, result: Any, runner: Any, *args: Any, **kwargs: Any) -> None:
         """SGLang has chosen the boundaries, graphs are not captured yet."""
         self.fired["init_attention_backends"] += 1
+        if self.settings.wiring is not None and not runner.is_draft_worker:
+            # On purpose outside any try: a wrong wiring is refused before serving starts.
+            override.install(runner, self.draft, self.settings.wiring, facts_of.layers_of(runner.model_config))
 
     def run_event_loop(self, original: Callable[..., Any], scheduler: Any, *args: Any, **kwargs: Any) -> Any:
         """Serving begins: say what this process is. It ends: end the traces."""

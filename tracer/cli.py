@@ -8,9 +8,11 @@ from typing import Annotated
 
 import typer
 
+from drafttrace.tracer.commands import check as check_command
 from drafttrace.tracer.commands import diff as diff_command
 from drafttrace.tracer.commands import inspect as inspect_command
 from drafttrace.tracer.commands import record as record_command
+from drafttrace.tracer.commands import report as report_command
 from drafttrace.tracer.commands import serve as serve_command
 from drafttrace.tracer.errors import DrafttraceError
 
@@ -26,6 +28,8 @@ serve_command.add_to(app)
 record_command.add_to(app)
 inspect_command.add_to(app)
 diff_command.add_to(app)
+check_command.add_to(app)
+report_command.add_to(app)
 
 
 def _print_version(wanted: bool) -> None:

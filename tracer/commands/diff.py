@@ -9,11 +9,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from drafttrace.tracer import output
+from drafttrace.tracer.commands.reading import (
+    HiddenSize,
+    LastName,
+    LayerIds,
+    SlotNames,
+    TokensName,
+    mapping_of,
+    request_of,
+)
 from drafttrace.tracer.errors import DrafttraceError
 
 if TYPE_CHECKING:
     from drafttrace.compare.result import Result
     from drafttrace.tracer.capture import Capture
+    from drafttrace.tracer.dumps.registry import FieldMap, Request
 
 
 def tokenizer_folder(explicit: Path | None, *captures: Capture | None) -> Path | None:
@@ -55,22 +65,29 @@ def compare_paths(
     tokenizer: Path | None = None,
     left_format: str | None = None,
     reference_format: str | None = None,
+    mapping: FieldMap | None = None,
+    request: Request | None = None,
 ) -> Result:
-    """Open both sides and compare them; ``reference`` None looks inside the left trace alone."""
+    """Open both sides and compare them; ``reference`` None looks inside the left trace alone.
+
+    mapping, request: what the reference does not say of itself.
+    """
     from drafttrace.compare.diff import diff as compare
-    from drafttrace.compare.diff import measure_noise
-    from drafttrace.compare.thresholds import parse_thresholds
+    from drafttrace.compare.diff import noise_floor
+    from drafttrace.compare.thresholds import DEFAULT
     from drafttrace.tracer.open import open_capture
 
     ours = open_capture(left, format=left_format)
-    theirs = None if reference is None else open_capture(reference, format=reference_format, like=ours)
+    theirs = None
+    if reference is not None:
+        theirs = open_capture(reference, format=reference_format, like=ours, mapping=mapping, request=request)
     floor = None
     if noise is not None:
-        floor = measure_noise(open_capture(noise[0]), open_capture(noise[1]))
+        floor = noise_floor(open_capture(noise[0]), open_capture(noise[1]))
     return compare(
         ours,
         theirs,
-        thresholds=parse_thresholds(thresholds),
+        thresholds=DEFAULT.replaced(thresholds),
         noise=floor,
         decode=decoder(tokenizer_folder(tokenizer, ours, theirs)),
     )
@@ -123,6 +140,11 @@ def diff(
     ] = None,
     left_format: Annotated[str | None, typer.Option("--left-format", help="Read LEFT as this format.")] = None,
     reference_format: Annotated[str | None, typer.Option("--format", help="Read REFERENCE as this format.")] = None,
+    hidden_size: HiddenSize = None,
+    layer_ids: LayerIds = None,
+    slots: SlotNames = None,
+    tokens: TokensName = None,
+    last: LastName = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
 ) -> None:
     """Compare what the server computed with what training stored, and name the cause.
@@ -139,6 +161,8 @@ def diff(
         tokenizer=tokenizer,
         left_format=left_format,
         reference_format=reference_format,
+        mapping=mapping_of(slots, tokens, last),
+        request=request_of(hidden_size, layer_ids),
     )
     write_reports(result, markdown=markdown, html=html)
     output.emit(json_out, result.to_json, lambda: show(result), quiet=quiet)

@@ -1,0 +1,89 @@
+"""``drafttrace check``: audit a draft's configuration and weights; no server, no tensors needed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from drafttrace.tracer import output
+from drafttrace.tracer.boundary import parse_wiring
+from drafttrace.tracer.client import Client
+from drafttrace.tracer.errors import DrafttraceError
+
+
+def check(
+    target: Annotated[Path, typer.Option("--target", help="Folder of the target.", show_default=False)],
+    draft: Annotated[Path, typer.Option("--draft", help="Folder of the draft.", show_default=False)],
+    dump: Annotated[
+        str | None,
+        typer.Option("--dump", metavar="FILE[#i]", help="A training dump: its wiring is the one wanted."),
+    ] = None,
+    trained: Annotated[
+        str | None, typer.Option("--trained", metavar="B0,B3,B31", help="The wiring of training, if you know it.")
+    ] = None,
+    url: Annotated[
+        str | None, typer.Option("--url", help="A live server: does it do what the config says?")
+    ] = None,
+    api_key: Annotated[str | None, typer.Option(envvar="SGLANG_API_KEY", help="The server's API key.")] = None,
+    sglang_version: Annotated[
+        str | None, typer.Option("--sglang-version", help="Audit for this release instead of the installed one.")
+    ] = None,
+    algorithm: Annotated[
+        str | None, typer.Option("--algorithm", help="The --speculative-algorithm that will be served with.")
+    ] = None,
+    hash_weights: Annotated[
+        bool, typer.Option("--hash", help="Read and hash every tensor (slow on large checkpoints).")
+    ] = False,
+    fix_to: Annotated[
+        Path | None, typer.Option("--fix", metavar="OUT", help="Write a corrected copy of the draft's config.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing OUT.")] = False,
+    markdown: Annotated[Path | None, typer.Option("--md", help="A report to paste into an issue.")] = None,
+    json_out: Annotated[str | None, typer.Option("--json", metavar="FILE|-", help="The machine form.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+) -> None:
+    """Tell what trainer, vLLM and SGLang make of a draft's config, and what is wrong with its weights.
+
+    drafttrace check --target ./target --draft ./draft --dump data_0.pt --fix ./draft-fixed
+    """
+    from drafttrace.compare.audit import render
+    from drafttrace.compare.audit.check import check as audit
+    from drafttrace.compare.audit.fix import fix
+    from drafttrace.tracer.open import open_capture
+
+    health: Mapping[str, Any] | None = Client(url, api_key=api_key).health().raw if url is not None else None
+    found = audit(
+        target,
+        draft,
+        dump=None if dump is None else open_capture(dump),
+        url_health=health,
+        sglang_version=sglang_version,
+        hash_weights=hash_weights,
+        trained=_wiring(trained),
+        algorithm=algorithm,
+    )
+    if markdown is not None:
+        output.write_text(markdown, render.markdown(found))
+    written = fix(draft, fix_to, found.fix, force=force) if fix_to is not None and found.fix else None
+    output.emit(json_out, found.to_json, lambda: render.terminal(found, output.console()), quiet=quiet)
+    if fix_to is not None and json_out != "-" and not quiet:
+        message = f"the corrected copy is in {written}" if written else "nothing in the config could be corrected"
+        output.console().print(message, markup=False)
+    raise typer.Exit(found.exit_code)
+
+
+def _wiring(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    try:
+        return parse_wiring(text)
+    except ValueError as error:
+        raise DrafttraceError(f"The wiring '{text}' cannot be read: {error}.") from None
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the command."""
+    app.command(rich_help_panel="Find the cause")(check)

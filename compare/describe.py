@@ -1,0 +1,161 @@
+"""From row measures to the numbers of one slot in the result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from drafttrace.compare.align import Alignment
+from drafttrace.compare.measure import Bools, Doubles, RowMeasures, massive_rows, median, stats
+from drafttrace.compare.result import Group, Series, WorstRow
+from drafttrace.compare.thresholds import Thresholds
+from drafttrace.tracer.capture import Capture, Ints, Phase
+
+MAX_SERIES = 2000
+WORST = 12
+MAX_GROUPS = 24
+
+
+@dataclass(frozen=True)
+class RowIds:
+    """Who the compared rows are, one entry per pair."""
+
+    position: Ints
+    token_id: Ints
+    phase: Ints
+    round: Ints
+
+    @staticmethod
+    def of(left: Capture, alignment: Alignment) -> RowIds:
+        """The identities of an alignment's pairs, from the left side's row table."""
+        rows = alignment.left_rows
+        known = left.table.token_id[rows]
+        positions = np.clip(alignment.positions, 0, max(0, len(left.tokens) - 1))
+        tokens = left.tokens[positions] if len(left.tokens) else known
+        return RowIds(
+            position=alignment.positions,
+            token_id=np.where(known >= 0, known, tokens),
+            phase=left.table.phase[rows],
+            round=left.table.round[rows],
+        )
+
+    def at(self, keep: Bools) -> RowIds:
+        """The identities of some of the rows."""
+        return RowIds(self.position[keep], self.token_id[keep], self.phase[keep], self.round[keep])
+
+
+def phase_name(value: int) -> str:
+    """``draft_extend_verify`` for Phase.DRAFT_EXTEND_VERIFY."""
+    try:
+        return Phase(value).name.lower()
+    except ValueError:
+        return f"phase {value}"
+
+
+def ordinary_rows(rows: RowMeasures) -> Bools:
+    """Rows that medians and verdicts are made from: finite, and not massive on either side."""
+    broken = rows.nan_left | rows.nan_reference
+    keep: Bools = ~(broken | massive_rows(rows.norm_left) | massive_rows(rows.norm_reference))
+    return keep if keep.any() else ~broken
+
+
+def outlier_rows(rows: RowMeasures, thresholds: Thresholds) -> Bools:
+    """Rows that hold something else although the slot as a whole does not."""
+    with np.errstate(invalid="ignore"):
+        far = (rows.rel_l2 > thresholds.row) & (
+            (rows.cosine_trimmed < thresholds.row_cosine) | (rows.cosine < thresholds.row_cosine)
+        )
+    one_sided = (rows.zero_left != rows.zero_reference) | (rows.nan_left != rows.nan_reference)
+    outliers: Bools = far | one_sided
+    return outliers
+
+
+def worst_rows(rows: RowMeasures, ids: RowIds, decode: Callable[[int], str] | None) -> tuple[WorstRow, ...]:
+    """The rows with the largest relative L2, broken ones first."""
+    badness = np.where(np.isfinite(rows.rel_l2), rows.rel_l2, np.inf)
+    order = np.argsort(-badness, kind="stable")[:WORST]
+    return tuple(
+        WorstRow(
+            position=int(ids.position[i]),
+            token_id=int(ids.token_id[i]),
+            token=decode(int(ids.token_id[i])) if decode is not None and ids.token_id[i] >= 0 else None,
+            phase=phase_name(int(ids.phase[i])),
+            round=int(ids.round[i]),
+            cosine=float(rows.cosine[i]),
+            rel_l2=float(rows.rel_l2[i]),
+        )
+        for i in order
+        if badness[i] > 0
+    )
+
+
+def groups(rows: RowMeasures, ids: RowIds) -> tuple[Group, ...]:
+    """The rows by phase, by round and by band of positions."""
+    found = [_group(name, rows, keep) for name, keep in _group_masks(ids) if keep.any()]
+    return tuple(found[:MAX_GROUPS])
+
+
+def _group_masks(ids: RowIds) -> Iterator[tuple[str, Bools]]:
+    for phase in np.unique(ids.phase):
+        yield f"phase {phase_name(int(phase))}", ids.phase == phase
+    if len(ids.position):
+        top = int(ids.position.max()) + 1
+        width = max(1, -(-top // 8))
+        for start in range(0, top, width):
+            name = f"positions {start}-{min(top, start + width) - 1}"
+            yield name, (ids.position >= start) & (ids.position < start + width)
+    rounds = np.unique(ids.round[ids.round >= 0])
+    for number in rounds[:8]:
+        yield f"round {int(number)}", ids.round == number
+
+
+def _group(name: str, rows: RowMeasures, keep: Bools) -> Group:
+    part = rows.at(keep)
+    return Group(name, len(part), median(part.cosine), median(part.rel_l2), median(part.norm_ratio))
+
+
+def series(rows: RowMeasures, ids: RowIds) -> Series:
+    """Values by row, thinned evenly, the worst rows always kept."""
+    count = len(rows)
+    keep = np.arange(count)
+    if count > MAX_SERIES:
+        badness = np.where(np.isfinite(rows.rel_l2), rows.rel_l2, np.inf)
+        even = np.linspace(0, count - 1, MAX_SERIES - WORST).round().astype(np.int64)
+        keep = np.unique(np.concatenate([even, np.argsort(-badness)[:WORST]]))
+
+    def floats(values: Doubles) -> tuple[float, ...]:
+        return tuple(float(f"{value:.6g}") for value in values[keep])
+
+    return Series(
+        position=tuple(int(p) for p in ids.position[keep]),
+        token_id=tuple(int(t) for t in ids.token_id[keep]),
+        phase=tuple(phase_name(int(p)) for p in ids.phase[keep]),
+        round=tuple(int(r) for r in ids.round[keep]),
+        cosine=floats(rows.cosine),
+        rel_l2=floats(rows.rel_l2),
+        norm_left=floats(rows.norm_left),
+        norm_reference=floats(rows.norm_reference),
+    )
+
+
+def summary_stats(rows: RowMeasures) -> dict[str, object]:
+    """The fields of :class:`SlotResult` that are statistics, over all finite rows (percentiles over ordinary ones)."""
+    keep = ordinary_rows(rows)
+    plain = rows.at(keep)
+    return {
+        "cosine": stats(plain.cosine),
+        "cosine_trimmed": stats(plain.cosine_trimmed),
+        "norm_left": stats(rows.norm_left),
+        "norm_reference": stats(rows.norm_reference),
+        "norm_ratio": stats(plain.norm_ratio),
+        "rel_l2": stats(plain.rel_l2),
+        "max_abs": float(np.nanmax(rows.max_abs, initial=0.0)) if np.isfinite(rows.max_abs).any() else float("nan"),
+        "ulp_p50": stats(plain.ulp).p50,
+        "ulp_p99": stats(plain.ulp).p99,
+        "massive_rows": int((~keep).sum() - (rows.nan_left | rows.nan_reference).sum()),
+        "nan_rows": int((rows.nan_left | rows.nan_reference).sum()),
+        "zero_rows": int((rows.zero_left | rows.zero_reference).sum()),
+        "constant_rows": int((rows.flat_left | rows.flat_reference).sum()),
+    }

@@ -1,0 +1,219 @@
+"""Two captures in, a result with a named cause out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from drafttrace import __version__
+from drafttrace.compare import assemble
+from drafttrace.compare.align import Alignment, plan
+from drafttrace.compare.describe import RowIds
+from drafttrace.compare.facts import Facts, RowFacts
+from drafttrace.compare.findings import diagnose
+from drafttrace.compare.findings.tokens import first_difference
+from drafttrace.compare.inside import look_inside
+from drafttrace.compare.judge import overall, summary_of
+from drafttrace.compare.measure import massive_channels, measure_rows
+from drafttrace.compare.oddrows import row_facts
+from drafttrace.compare.result import EXIT_CODES, Result, SlotResult
+from drafttrace.compare.sample import MIN_ROWS, Stream
+from drafttrace.compare.streams import Location, Sides, Wirings, find_shift, locate_all, wirings
+from drafttrace.compare.thresholds import DEFAULT, Noise, Thresholds
+from drafttrace.tracer.capture import Capture
+from drafttrace.tracer.errors import NothingToCompare
+
+Decode = Callable[[int], str]
+
+
+def diff(
+    left: Capture,
+    reference: Capture | None,
+    *,
+    thresholds: Thresholds = DEFAULT,
+    noise: Noise | None = None,
+    decode: Decode | None = None,
+) -> Result:
+    """Compare a capture with a reference; without one, check the capture against itself.
+
+    decode turns a token id into text for the reports. noise is a recorded self-comparison (see
+    :func:`measure_noise`). Raises NothingToCompare where the two cannot belong together: another hidden size, or a
+    side without any slot.
+    """
+    if reference is None:
+        return _finish(
+            _Work(left, None, None, None, (), (), (), Wirings((), (), None, None, None)), thresholds, noise, decode
+        )
+    _check(left, reference)
+    sides = Sides.of(left, reference)
+    alignment = _aligned(left, reference, sides)
+    if len(alignment) == 0:
+        empty = _Work(left, reference, alignment, None, (), (), (), Wirings((), (), None, None, None))
+        return _finish(empty, thresholds, noise, decode)
+    location = locate_all(alignment, sides, thresholds)
+    slots, odd = _measure_slots(left, sides, alignment, location, thresholds, noise, decode)
+    others = _measure_others(left, sides, alignment, location, thresholds, decode)
+    work = _Work(left, reference, alignment, location, slots, others, odd, wirings(location))
+    return _finish(work, thresholds, noise, decode)
+
+
+def measure_noise(one: Capture, two: Capture) -> Noise:
+    """The noise floor from two recordings of the same thing: relative L2 per slot, median and 99th percentile."""
+    result = diff(one, two)
+    if result.alignment.rows_compared == 0:
+        raise NothingToCompare(
+            f"The two noise recordings '{one.path}' and '{two.path}' share no rows; record the same prompt twice."
+        )
+    return Noise(
+        f"{one.path} against {two.path}",
+        tuple(slot.rel_l2.p50 for slot in result.slots),
+        tuple(slot.rel_l2.p99 for slot in result.slots),
+    )
+
+
+@dataclass(frozen=True)
+class _Work:
+    left: Capture
+    reference: Capture | None
+    alignment: Alignment | None
+    location: Location | None
+    slots: tuple[SlotResult, ...]
+    others: tuple[SlotResult, ...]
+    odd: tuple[RowFacts, ...]
+    wirings: Wirings
+
+
+def _check(left: Capture, reference: Capture) -> None:
+    for side, capture in (("left", left), ("reference", reference)):
+        if capture.hidden_size is None:
+            raise NothingToCompare(
+                f"The {side} file '{capture.path}' holds no hidden states of the target; record it with its taps on."
+            )
+    if left.hidden_size != reference.hidden_size:
+        raise NothingToCompare(
+            f"The hidden sizes differ: {left.hidden_size} in '{left.path}', {reference.hidden_size} in '{reference.path}'; "
+            "the two come from different targets, or the reference was split into the wrong number of slots."
+        )
+
+
+def _aligned(left: Capture, reference: Capture, sides: Sides) -> Alignment:
+    """Pairs by ids, moved as the values ask. Ids that are moved while the values are not mean other prompts."""
+    alignment = plan(left, reference)
+    if len(alignment) < MIN_ROWS:
+        return alignment
+    shift = find_shift(alignment, sides)
+    if shift:
+        return alignment.moved(shift)
+    return alignment.limited(alignment.same_prefix) if alignment.offset else alignment
+
+
+def _measure_slots(
+    left: Capture,
+    sides: Sides,
+    alignment: Alignment,
+    location: Location,
+    thresholds: Thresholds,
+    noise: Noise | None,
+    decode: Decode | None,
+) -> tuple[tuple[SlotResult, ...], tuple[RowFacts, ...]]:
+    ids = RowIds.of(left, alignment)
+    results, odd = [], []
+    for index, (mine, theirs) in enumerate(zip(sides.left_slots, sides.reference_slots, strict=False)):
+        massive = massive_channels(location.sample.read(theirs)) if len(location.sample) else np.empty(0, np.int64)
+        measures = measure_rows(mine.rows, alignment.left_rows, theirs.rows, alignment.reference_rows, massive)
+        made = assemble.slot_result(
+            index, mine, theirs, measures, ids, alignment, location, thresholds, noise, decode
+        )
+        results.append(replace(made, trimmed_channels=len(massive)))
+        odd.append(row_facts(index, left, alignment.left_rows, alignment.positions, measures, thresholds))
+    return tuple(results), tuple(odd)
+
+
+def _measure_others(
+    left: Capture,
+    sides: Sides,
+    alignment: Alignment,
+    location: Location,
+    thresholds: Thresholds,
+    decode: Decode | None,
+) -> tuple[SlotResult, ...]:
+    """Embedding and last state, where both sides have them."""
+    made = []
+    for kind, index in (("embed", -2), ("last", -1)):
+        mine, theirs = _of_kind(sides.left_others, kind), _of_kind(sides.reference_others, kind)
+        if mine is None or theirs is None or mine.rows.width != theirs.rows.width:
+            continue
+        keep = mine.has(alignment.left_rows) & theirs.has(alignment.reference_rows)
+        pairs = replace(
+            alignment,
+            left_rows=alignment.left_rows[keep],
+            reference_rows=alignment.reference_rows[keep],
+            positions=alignment.positions[keep],
+        )
+        if len(pairs) == 0:
+            continue
+        measures = measure_rows(mine.rows, pairs.left_rows, theirs.rows, pairs.reference_rows)
+        ids = RowIds.of(left, pairs)
+        made.append(
+            assemble.slot_result(index, mine, theirs, measures, ids, pairs, location, thresholds, None, decode)
+        )
+    return tuple(made)
+
+
+def _of_kind(streams: tuple[Stream, ...], kind: str) -> Stream | None:
+    return next((s for s in streams if s.kind == kind), None)
+
+
+def _finish(work: _Work, thresholds: Thresholds, noise: Noise | None, decode: Decode | None) -> Result:
+    left, reference, location = work.left, work.reference, work.location
+    facts = Facts(
+        left=left,
+        reference=reference,
+        alignment=work.alignment,
+        thresholds=thresholds,
+        noise=noise,
+        slots=work.slots,
+        others=work.others,
+        left_streams=location.left if location is not None else (),
+        reference_streams=location.reference if location is not None else (),
+        reading=work.wirings.reading,
+        reading_by=work.wirings.by,
+        left_wiring=work.wirings.left,
+        reference_wiring=work.wirings.reference,
+        tail=work.wirings.tail,
+        atlas=location.atlas if location is not None else None,
+        cross=location.cross if location is not None else {},
+        rows=work.odd,
+        inside=look_inside(left),
+        acceptance=assemble.acceptance_of(left, reference),
+        decode=decode,
+    )
+    compared = bool(work.slots) if reference is not None else _has_something(left)
+    findings = diagnose(facts, compared)
+    verdict = overall(work.slots, findings, compared)
+    return Result(
+        verdict=verdict,
+        exit_code=EXIT_CODES[verdict],
+        summary=summary_of(verdict, findings),
+        left=assemble.side_info(left),
+        reference=assemble.side_info(reference) if reference is not None else None,
+        alignment=assemble.alignment_info(work.alignment, left, first_difference(None, work.alignment, facts)),
+        slots=work.slots,
+        others=work.others,
+        matrix=assemble.cross_matrix(facts.cross),
+        sweep=assemble.sweep_matrix(location),
+        findings=findings,
+        acceptance=facts.acceptance,
+        noise=assemble.noise_info(noise),
+        thresholds=thresholds,
+        environment=assemble.environment_of(left),
+        configs=assemble.configs_of(left, reference),
+        tool_version=__version__,
+    )
+
+
+def _has_something(left: Capture) -> bool:
+    """Whether one trace alone holds anything that can be checked."""
+    return len(left.table) > 0 and (left.draft is not None or bool(left.probes))

@@ -1,0 +1,157 @@
+"""What every slot of one side is: a boundary by value, a known function of one, or only what its file declares."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from drafttrace.compare.facts import DECLARED, VALUE, Explanation, StreamFacts
+from drafttrace.compare.hypotheses import Fit, explain, plain_angle, residual_half
+from drafttrace.compare.locate import Located, distance
+from drafttrace.compare.sample import Sample, Stream
+from drafttrace.compare.thresholds import Thresholds
+from drafttrace.tracer.rows import Floats
+
+_LIMIT = {"rotation": 0.15, "bytes": 0.2}
+_MOST_LEFT = 0.12
+_MOST_CANDIDATES = 12
+
+
+def stream_facts(
+    streams: Sequence[Stream],
+    located: Sequence[Located | None],
+    sample: Sample,
+    atlas: Sequence[Stream],
+    others: Sequence[Stream],
+    thresholds: Thresholds,
+) -> tuple[StreamFacts, ...]:
+    """The facts about each stream. located: its place among ``atlas`` (Nones without one). others: the other side."""
+    return tuple(
+        _facts(stream, place, sample, atlas, others, thresholds)
+        for stream, place in zip(streams, located, strict=True)
+    )
+
+
+def _facts(
+    stream: Stream,
+    located: Located | None,
+    sample: Sample,
+    atlas: Sequence[Stream],
+    others: Sequence[Stream],
+    thresholds: Thresholds,
+) -> StreamFacts:
+    def made(
+        boundary: int | None, by: str | None, explanation: Explanation | None = None, broken: bool = False
+    ) -> StreamFacts:
+        return StreamFacts(
+            stream.side, stream.slot, stream.name, stream.boundary, boundary, by, located, explanation, broken
+        )
+
+    declared: tuple[int | None, str | None] = (stream.boundary, DECLARED if stream.boundary is not None else None)
+    if located is not None and located.by_value.found and located.by_value.distance < 0.35:
+        scaled = _scaled(stream, sample, atlas, located.by_value.boundary, thresholds)
+        return made(located.by_value.boundary, VALUE, scaled)
+    x = sample.read(stream)
+    whole = np.isfinite(x).all(1) & x.any(1)
+    broken = whole.mean() < 0.5 if len(x) else True
+    explanation = _explanation(x, sample, _candidates(located, atlas, others), thresholds, bool(broken))
+    if explanation is None and located is not None and not broken:
+        explanation = _residual(x, sample, atlas)
+    if explanation is not None and explanation.boundary is not None:
+        return made(explanation.boundary, VALUE, explanation, bool(broken))
+    return made(declared[0], declared[1], explanation, bool(broken))
+
+
+def _scaled(
+    stream: Stream, sample: Sample, atlas: Sequence[Stream], boundary: int, thresholds: Thresholds
+) -> Explanation | None:
+    """A factor on a slot that stands where it should: a few percent stay below every limit of the distance."""
+    target = next(a for a in atlas if a.boundary == boundary)
+    return scale_only(sample.read(stream), sample.read(target), target.name, boundary, thresholds)
+
+
+def scale_only(x: Floats, y: Floats, name: str, boundary: int | None, thresholds: Thresholds) -> Explanation | None:
+    """A scalar fit that takes away most of a small distance, else None."""
+    fits = {fit.name: fit for fit in explain(x, y)}
+    plain, scalar = fits.get("identity"), fits.get("scalar")
+    if plain is None or scalar is None or abs(scalar.fitted["factor"] - 1) <= thresholds.scale:
+        return None
+    return Explanation(scalar, name, boundary, plain.residual) if scalar.residual < 0.5 * plain.residual else None
+
+
+def _candidates(located: Located | None, atlas: Sequence[Stream], others: Sequence[Stream]) -> list[Stream]:
+    """The states to explain a stream by: the boundaries at the smallest angle first, then the other side's states."""
+    by_angle = sorted(located.cosine, key=lambda k: -_known(located.cosine[k])) if located is not None else []
+    near = set(by_angle[:_MOST_CANDIDATES])
+    if located is None or (located.cosine and max(map(_known, located.cosine.values())) < 0.5):
+        near = {a.boundary for a in atlas if a.boundary is not None}  # a rotation or misread bytes leave no angle
+    return [a for a in atlas if a.boundary in near] + list(others)
+
+
+def _known(value: float) -> float:
+    return value if np.isfinite(value) else -2.0
+
+
+def _explanation(
+    x: Floats, sample: Sample, candidates: Sequence[Stream], thresholds: Thresholds, broken: bool
+) -> Explanation | None:
+    found: list[tuple[float, Stream, Fit]] = []
+    plain = np.inf
+    for stream in candidates:
+        y = sample.read(stream)
+        if y.shape != x.shape:
+            continue
+        for fit in explain(x, y):
+            if fit.name == "identity":
+                plain = min(plain, fit.residual)
+            elif fit.residual < _LIMIT.get(fit.name, _MOST_LEFT) and (not broken or fit.name == "bytes"):
+                found.append((fit.score, stream, fit))
+    if not found:
+        return None
+    _, stream, fit = min(found, key=lambda one: one[0])
+    if fit.name == "rotation" and plain < 0.6:
+        return None
+    if fit.name == "scalar" and abs(fit.fitted["factor"] - 1) <= thresholds.scale:
+        return None
+    if not broken and fit.score > 0.7 * plain:
+        return None
+    return Explanation(fit, stream.name, stream.boundary, float(plain))
+
+
+def _residual(x: Floats, sample: Sample, atlas: Sequence[Stream]) -> Explanation | None:
+    """x as what one layer added to the stream, or as a state inside a layer; None where neither fits."""
+    best: Explanation | None = None
+    nearest = np.inf
+    previous: tuple[Stream, Floats] | None = None
+    for stream in atlas:
+        rows = sample.read(stream)
+        nearest = min(nearest, _known_or_inf(plain_angle(x, rows)))
+        if (
+            previous is not None
+            and previous[0].boundary is not None
+            and stream.boundary == previous[0].boundary + 1
+        ):
+            fit = residual_half(x, previous[1], rows)
+            if np.isfinite(fit.residual) and (best is None or fit.residual < best.fit.residual):
+                best = Explanation(fit, stream.name, stream.boundary, 0.0)
+            inside = _inside_layer(x, previous[1], rows)
+            if inside is not None:
+                return Explanation(inside, stream.name, stream.boundary, 0.0)
+        previous = (stream, rows)
+    if best is None or best.fit.residual > 0.5 or best.fit.residual > 0.6 * nearest:
+        return None
+    return Explanation(best.fit, best.target, best.boundary, float(nearest))
+
+
+def _inside_layer(x: Floats, before: Floats, after: Floats) -> Fit | None:
+    """x stands between two boundaries: the attention half of a layer is in it, the MLP half is not."""
+    whole = distance(before, after).rel_l2
+    to_before, to_after = distance(x, before).rel_l2, distance(x, after).rel_l2
+    if max(to_before, to_after) < 0.95 * whole and to_before**2 + to_after**2 < 1.3 * whole**2:
+        return Fit("inside-layer", to_after, 2.0, {"to_before": to_before, "to_after": to_after, "layer": whole})
+    return None
+
+
+def _known_or_inf(value: float) -> float:
+    return value if np.isfinite(value) else np.inf

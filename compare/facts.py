@@ -1,0 +1,119 @@
+"""Everything that was measured about a pair of captures: what the findings reason from. No tensor is in here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from drafttrace.compare.align import Alignment
+from drafttrace.compare.hypotheses import Fit
+from drafttrace.compare.inside import InsideFacts
+from drafttrace.compare.locate import Distance, Located
+from drafttrace.compare.result import Acceptance, SlotResult
+from drafttrace.compare.thresholds import Noise, Thresholds
+from drafttrace.compare.wiring import Reading
+from drafttrace.tracer.capture import Capture
+
+VALUE, DECLARED = "value", "declared"
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A slot of one side that is a known function of a state it should have been. target: name; boundary or None."""
+
+    fit: Fit
+    target: str
+    boundary: int | None
+    identity_residual: float
+
+
+@dataclass(frozen=True)
+class StreamFacts:
+    """What one slot (index >= 0) or the last state (index -1) of one side is.
+
+    boundary and by ("value" or "declared") say where it stands; explanation is set where it stands there only after
+    a transformation. broken: most of its rows are zero or not finite.
+    """
+
+    side: str
+    index: int
+    name: str
+    declared: int | None
+    boundary: int | None
+    by: str | None
+    located: Located | None
+    explanation: Explanation | None
+    broken: bool = False
+
+
+@dataclass(frozen=True)
+class RowFacts:
+    """Rows of one slot that hold something else, by position, and what was found out about each of them.
+
+    copies: outlier position -> (position, round) of an earlier left row with the very same bytes.
+    """
+
+    slot: int
+    outliers: tuple[int, ...]
+    zero_left: tuple[int, ...]
+    zero_reference: tuple[int, ...]
+    nan_left: tuple[int, ...]
+    nan_reference: tuple[int, ...]
+    copies: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    rounds: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """All facts. ``reading`` compares the wirings as integers; ``reading_by`` says what they rest on.
+
+    atlas: "left" or "reference" where that side's layer sweep located the slots, None where there is no sweep.
+    cross: left stream name -> reference stream name -> distance.
+    """
+
+    left: Capture
+    reference: Capture | None
+    alignment: Alignment | None
+    thresholds: Thresholds
+    noise: Noise | None
+    slots: tuple[SlotResult, ...]
+    others: tuple[SlotResult, ...]
+    left_streams: tuple[StreamFacts, ...]
+    reference_streams: tuple[StreamFacts, ...]
+    reading: Reading | None
+    reading_by: str | None
+    left_wiring: tuple[int | None, ...]
+    reference_wiring: tuple[int | None, ...]
+    tail: int | None
+    atlas: str | None
+    cross: Mapping[str, Mapping[str, Distance]]
+    rows: tuple[RowFacts, ...]
+    inside: InsideFacts
+    acceptance: Acceptance
+    decode: Callable[[int], str] | None
+
+    @property
+    def layers(self) -> int | None:
+        """Number of decoder layers n of the target, where anything says so."""
+        wiring = self.left.about.get("wiring")
+        if isinstance(wiring, Mapping) and isinstance(wiring.get("n"), int):
+            return int(wiring["n"])
+        for capture in (self.left, self.reference):
+            config = capture.about.get("target_config") if capture is not None else None
+            if isinstance(config, Mapping):
+                text = config.get("text_config")
+                nested = text.get("num_hidden_layers") if isinstance(text, Mapping) else None
+                found = config.get("num_hidden_layers", nested)
+                if isinstance(found, int):
+                    return found
+        return None
+
+    @property
+    def wiring_block(self) -> Mapping[str, object]:
+        """The trace's record of how the server got its wiring; empty where there is none."""
+        wiring = self.left.about.get("wiring")
+        return wiring if isinstance(wiring, Mapping) else {}
+
+    def mismatching(self) -> tuple[int, ...]:
+        """Slots whose level is a mismatch or at least noise without a match."""
+        return tuple(s.slot for s in self.slots if s.verdict == "mismatch")

@@ -1,0 +1,28 @@
+"""From facts to named causes: one module per group of findings, each a pure function of :class:`Facts`."""
+
+from __future__ import annotations
+
+from drafttrace.compare.facts import Facts
+from drafttrace.compare.findings import inside, rows, tokens, tracer, values, wiring
+from drafttrace.compare.findings.base import Finder, in_order
+from drafttrace.compare.findings.level import conclusion, find_unexplained
+from drafttrace.compare.judge import overall
+from drafttrace.compare.result import Finding
+
+FINDERS: tuple[Finder, ...] = (
+    wiring.find,
+    values.find,
+    rows.find,
+    tokens.find,
+    inside.find,
+    tracer.find,
+)
+
+
+def diagnose(facts: Facts, compared: bool) -> tuple[Finding, ...]:
+    """All findings that hold, in the order in which they should be read."""
+    found = [finding for find in FINDERS for finding in find(facts)]
+    if compared:
+        found += find_unexplained(facts, found)
+        found += conclusion(facts, found, overall(facts.slots, found, compared))
+    return in_order(found)

@@ -1,0 +1,137 @@
+"""Findings that need no reference: what the draft consumed against what the target produced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from drafttrace.compare.facts import Facts
+from drafttrace.compare.findings.base import finding, name_slots
+from drafttrace.compare.inside import FcSlot, Seam
+from drafttrace.compare.result import Finding
+
+
+def find(facts: Facts) -> Iterator[Finding]:
+    """Findings inside the left trace."""
+    yield from _fc_not_called(facts)
+    yield from _fc_in(facts)
+    yield from _position_seam(facts)
+
+
+def _fc_not_called(facts: Facts) -> Iterator[Finding]:
+    if facts.inside.fc_ran is not False:
+        return
+    length = facts.acceptance.observed
+    seen = f" (observed accept length {length:.2f})" if length is not None else ""
+    yield finding(
+        "fc-not-called",
+        f"The draft ran, but its fc never did{seen}: it consumed something else than the target's aux states.",
+        slots=range(len(facts.left.slots)),
+        confidence=0.97,
+        evidence={"probes": {p.name: p.fired for p in facts.left.probes if "fc" in p.name}},
+        remedy=(
+            "Serve with --speculative-algorithm EAGLE3 (with EAGLE the target hands over its last state only), and check "
+            "that the aux width K*H differs from the draft's embedding width: fc runs only then."
+        ),
+    )
+
+
+def _fc_in(facts: Facts) -> Iterator[Finding]:
+    inside = facts.inside
+    if inside.fc_state == "raw":
+        yield finding(
+            "norm-missing",
+            "The draft's config asks for a norm before fc, but fc received the target's aux rows unchanged.",
+            slots=range(len(inside.fc_in)),
+            confidence=0.95,
+            evidence={"fc_in": "equal to aux, bit for bit"},
+            remedy="This SGLang does not apply the norm (fc_norm / norm_before_fc): use a release that does.",
+        )
+    if inside.fc_state != "differs":
+        return
+    bad = [s for s in inside.fc_in if s.equal < s.rows]
+    stale = [s for s in bad if s.stale]
+    moved = [s for s in bad if s.same_as is not None]
+    if moved:
+        order = {s.slot: s.same_as for s in moved}
+        yield finding(
+            "slot-permutation",
+            f"fc received the target's aux slots in another order: {order}.",
+            slots=[s.slot for s in moved],
+            confidence=0.97,
+            evidence={"fc_in_holds_aux": {str(k): v for k, v in order.items()}},
+            remedy="Look at what concatenates the aux states between target and draft.",
+        )
+    if stale:
+        yield _stale(stale)
+    rest = [s for s in bad if not s.stale and s.same_as is None]
+    yield from _transformed(rest)
+
+
+def _stale(stale: list[FcSlot]) -> Finding:
+    first = stale[0]
+    return finding(
+        "stale-rows",
+        f"{len(first.stale)} rows of fc's input are copies of aux rows of other positions (position {first.stale[0][0]} "
+        f"holds the row of position {first.stale[0][1]}).",
+        slots=[s.slot for s in stale],
+        confidence=0.95,
+        evidence={str(s.slot): [list(pair) for pair in s.stale] for s in stale},
+        remedy="The draft ran on a buffer of an earlier pass: compare with --disable-cuda-graph; look for a skipped copy.",
+    )
+
+
+def _transformed(rest: list[FcSlot]) -> Iterator[Finding]:
+    names = {"normed": "norm-extra", "rms": "norm-extra", "scalar": "scale", "gain": "norm-gain"}
+    for name in sorted(set(names.values())):
+        slots = [s for s in rest if s.fits and names.get(s.fits[0].name) == name and s.fits[0].residual < 0.1]
+        if slots:
+            yield finding(
+                name,
+                f"fc's input is not the target's aux in {name_slots([s.slot for s in slots])}: it went through "
+                f"{'a norm that the draft config does not ask for' if name == 'norm-extra' else 'a factor'}.",
+                slots=[s.slot for s in slots],
+                confidence=0.9,
+                evidence={str(s.slot): {"fit": s.fits[0].name, "residual": s.fits[0].residual} for s in slots},
+                remedy="Compare fc_norm, norm_before_fc and use_aux_norm in the served config with the trainer's.",
+            )
+    left_over = [s for s in rest if not (s.fits and s.fits[0].name in names and s.fits[0].residual < 0.1)]
+    if left_over:
+        yield finding(
+            "unexplained",
+            f"fc's input differs from the target's aux in {name_slots([s.slot for s in left_over])}; no known cause fits.",
+            slots=[s.slot for s in left_over],
+            confidence=0.5,
+            evidence={
+                str(s.slot): {
+                    "rows": s.rows,
+                    "equal": s.equal,
+                    "by_phase": {k: list(v) for k, v in s.equal_by_phase.items()},
+                }
+                for s in left_over
+            },
+            remedy="Compare eager with graphs, and TP 1 with TP 2, to find where the hand-over changes the rows.",
+        )
+
+
+def _position_seam(facts: Facts) -> Iterator[Finding]:
+    """Draft-decode positions must follow the extend's last one without a gap, step by step."""
+    seams = [s for s in facts.inside.seams if len(s.steps) >= 1]
+    broken = [s for s in seams if _seam_fault(s)]
+    if not broken or len(broken) < max(1, len(seams) // 2):
+        return
+    first = broken[0]
+    yield finding(
+        "position-seam",
+        f"The draft's decode positions do not follow its extend: after position {first.last} come {list(first.steps)}.",
+        slots=(),
+        confidence=0.9,
+        evidence={str(s.round): {"extend_ends": s.last, "steps": list(s.steps)} for s in broken[:8]},
+        remedy="The draft's decode positions are off: check seq_lens and the position offset of the draft worker.",
+    )
+
+
+def _seam_fault(seam: Seam) -> bool:
+    steps = np.array(seam.steps)
+    return bool(steps[0] != seam.last + 1 or (np.diff(steps) != 1).any())

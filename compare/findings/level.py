@@ -1,0 +1,125 @@
+"""What is left when every cause was tried: unexplained, downstream of fc, or nothing wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from drafttrace.compare.facts import Facts
+from drafttrace.compare.findings.base import finding, name_slots
+from drafttrace.compare.result import FAULT, NOTE, Acceptance, Finding, SlotResult
+
+_CURVE = (
+    "Look next at the draft's weights (lm_head), its vocabulary map d2t, rope and positions: `drafttrace check --target "
+    "DIR --draft DIR` reads them, `drafttrace replay` computes the accept length that this capture should have had."
+)
+
+
+def unexplained_of(slot: SlotResult) -> Finding:
+    """A slot that differs beyond every limit without a known cause."""
+    return finding(
+        "unexplained",
+        f"Slot {slot.slot} differs (median relative L2 {slot.rel_l2.p50:.3g}, limit {slot.judged.noise_limit:.3g}), and "
+        "none of the known causes fits.",
+        slots=(slot.slot,),
+        confidence=0.5,
+        evidence={"rel_l2_p50": slot.rel_l2.p50, "limit": slot.judged.noise_limit, "against": slot.judged.against},
+        remedy="Record with a layer sweep (drafttrace serve --sweep) and look at the worst rows in the HTML report.",
+        by_level=True,
+    )
+
+
+def find_unexplained(facts: Facts, found: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Mismatching slots and odd rows that no other finding speaks about."""
+    faults = [f for f in found if f.severity == FAULT]
+    if any(f.id in {"token-shift", "no-overlap"} for f in faults):
+        return ()
+    named = {slot for f in faults for slot in f.slots} | {
+        s for f in found if f.id == "quantization-noise" for s in f.slots
+    }
+    extra = [unexplained_of(s) for s in facts.slots if s.verdict == "mismatch" and s.slot not in named]
+    rows = [r for r in facts.rows if r.outliers and r.slot not in named]
+    spoken = {e.slots[0] for e in extra}
+    odd = [r for r in rows if r.slot not in spoken]
+    if odd:
+        most = max(odd, key=lambda r: len(r.outliers))
+        extra.append(
+            finding(
+                "unexplained",
+                f"{len(most.outliers)} row{'s' if len(most.outliers) > 1 else ''} hold something else than the reference "
+                f"(first: position {min(most.outliers)}) in {name_slots([r.slot for r in odd])}, while the others match.",
+                slots=[r.slot for r in odd],
+                confidence=0.5,
+                evidence={str(r.slot): sorted(r.outliers)[:50] for r in odd},
+                remedy="Look at these rows in the HTML report: same round, same batch, or tokens of one kind?",
+            )
+        )
+    return tuple(extra)
+
+
+def conclusion(facts: Facts, found: Sequence[Finding], verdict_without: str) -> tuple[Finding, ...]:
+    """``downstream`` or ``none`` where no fault was found and something was compared."""
+    if verdict_without not in {"match", "noise"}:
+        return ()
+    inside, acceptance = facts.inside, facts.acceptance
+    consumed = {
+        "equal": "fc received the target's states bit for bit",
+        "normed": "fc received the target's states through the norm that its config asks for",
+    }.get(inside.fc_state, "what fc received was not recorded")
+    if _too_low(facts, acceptance) and inside.fc_state in {"equal", "normed", "unknown"}:
+        return (
+            finding(
+                "downstream",
+                f"The hidden states are right; the fault is downstream of fc: {consumed}, yet the accept length is "
+                f"{acceptance.observed:.2f}{_expected(acceptance)}.",
+                confidence=0.8 if inside.fc_state != "unknown" else 0.5,
+                evidence={
+                    "fc_in": inside.fc_state,
+                    "accept_length": acceptance.observed,
+                    "expected": acceptance.expected,
+                },
+                remedy=_CURVE,
+            ),
+        )
+    what = "slots" if facts.reference is not None else "checks inside the trace"
+    return (
+        finding(
+            "none",
+            f"Nothing is wrong: all {what} {'match' if facts.reference is not None else 'pass'}, and {consumed}"
+            f"{_observed(acceptance)}.",
+            slots=range(len(facts.slots)),
+            confidence=0.95,
+            evidence={
+                "fc_in": inside.fc_state,
+                "accept_length": acceptance.observed,
+                "expected": acceptance.expected,
+            },
+            remedy=(
+                "If the accept length is too low all the same, the fault is downstream of fc. " + _CURVE
+                if facts.reference is not None
+                else "Compare with the training dump: drafttrace diff TRACE DUMP."
+            ),
+            severity=NOTE,
+        ),
+    )
+
+
+def _too_low(facts: Facts, acceptance: Acceptance) -> bool:
+    if acceptance.observed is None or acceptance.rounds < 3:
+        return False
+    if acceptance.expected is not None:
+        return acceptance.observed < 1 + 0.6 * (acceptance.expected - 1)
+    return acceptance.observed < facts.thresholds.accept
+
+
+def _expected(acceptance: Acceptance) -> str:
+    return f" where {acceptance.expected:.2f} is expected" if acceptance.expected is not None else ""
+
+
+def _observed(acceptance: Acceptance) -> str:
+    if acceptance.observed is None or not np.isfinite(acceptance.observed):
+        return ""
+    return f"; observed accept length {acceptance.observed:.2f}" + (
+        f", expected {acceptance.expected:.2f}" if acceptance.expected is not None else ", no expected one is known"
+    )

@@ -1,0 +1,107 @@
+"""L: the prompts differ before any tensor does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from drafttrace.compare.align import Alignment, valid_tokens
+from drafttrace.compare.facts import Facts
+from drafttrace.compare.findings.base import finding
+from drafttrace.compare.result import Finding, FirstDifference
+
+
+def find(facts: Facts) -> Iterator[Finding]:
+    """Findings about token ids."""
+    alignment, reference = facts.alignment, facts.reference
+    if alignment is None or reference is None:
+        return
+    moved_ids = alignment.offset and alignment.shift == -alignment.offset
+    ours, theirs = len(valid_tokens(facts.left)), len(valid_tokens(reference))
+    if alignment.same_prefix == 0 and alignment.offset == 0 and alignment.difference is not None:
+        yield _no_overlap(facts, alignment)
+    elif alignment.truncated is not None:
+        yield _truncated(facts, alignment, ours, theirs)
+    elif alignment.difference is not None and not alignment.natural and not moved_ids:
+        yield _divergence(facts, alignment)
+
+
+def first_difference(facts_left: Facts | None, alignment: Alignment | None, facts: Facts) -> FirstDifference | None:
+    """The first differing token in the form of the result."""
+    del facts_left
+    if alignment is None or alignment.difference is None or facts.reference is None:
+        return None
+    d, decode = alignment.difference, facts.decode
+    ours, theirs = valid_tokens(facts.left), valid_tokens(facts.reference)
+    return FirstDifference(
+        d.index, d.left_id, d.reference_id, _around(ours, d.index, decode), _around(theirs, d.index, decode)
+    )
+
+
+def _around(tokens: object, index: int, decode: Callable[[int], str] | None) -> str | None:
+    if decode is None:
+        return None
+    ids = [int(t) for t in tokens[max(0, index - 4) : index + 8] if t >= 0]  # type: ignore[index]
+    return "".join(decode(t) for t in ids)
+
+
+def _no_overlap(facts: Facts, alignment: Alignment) -> Finding:
+    d = alignment.difference
+    assert d is not None
+    difference = first_difference(None, alignment, facts)
+    texts = ""
+    if difference is not None and difference.left_text is not None:
+        texts = f": {difference.left_text!r} against {difference.reference_text!r}"
+    return finding(
+        "no-overlap",
+        f"The two sides share no tokens: the first one differs already (id {d.left_id} against {d.reference_id}){texts}.",
+        confidence=0.99,
+        evidence={"first_ids": [d.left_id, d.reference_id]},
+        remedy=(
+            "Record with --from-dump, so that the server gets the dump's own token ids; if the ids mean other text, the "
+            "dump was made with another tokenizer."
+        ),
+    )
+
+
+def _divergence(facts: Facts, alignment: Alignment) -> Finding:
+    d = alignment.difference
+    assert d is not None
+    difference = first_difference(None, alignment, facts)
+    texts = ""
+    if difference is not None and difference.left_text is not None:
+        texts = f", the text around it {difference.left_text!r} against {difference.reference_text!r}"
+    moved = ""
+    if alignment.offset:
+        more, side = abs(alignment.offset), "the reference" if alignment.offset > 0 else "the request"
+        moved = f" From there on {side} has {more} token{'s' if more > 1 else ''} more in front."
+    return finding(
+        "template-divergence",
+        f"The token ids differ from token {d.index} on: id {d.left_id} in the request, {d.reference_id} in the "
+        f"reference{texts}. Only the rows before it can be compared.{moved}",
+        confidence=0.97,
+        evidence={
+            "index": d.index,
+            "left_id": d.left_id,
+            "reference_id": d.reference_id,
+            "offset": alignment.offset,
+            "tokens_alike_at_offset": alignment.matched,
+        },
+        remedy=(
+            "Use the chat template (and the thinking and generation-prompt switches) of training when serving; to compare "
+            "tensors all the same, record with --from-dump."
+        ),
+    )
+
+
+def _truncated(facts: Facts, alignment: Alignment, ours: int, theirs: int) -> Finding:
+    if alignment.truncated == "reference":
+        what = f"The reference ends after {theirs} tokens, inside a prompt of {facts.left.prompt_length}"
+    else:
+        what = f"The request's prompt ends after {facts.left.prompt_length} tokens, before the reference's answer begins"
+    return finding(
+        "template-divergence",
+        f"{what}: the prompt was truncated on one side.",
+        confidence=0.9,
+        evidence={"truncated": alignment.truncated, "left_tokens": ours, "reference_tokens": theirs},
+        remedy="Raise the length limit on the side that cut (max_length of the dump, context length of the server).",
+    )

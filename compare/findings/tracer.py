@@ -1,0 +1,49 @@
+"""M: the tracer's own state - taps that never fired, rows that were dropped, a trace that ended early."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from drafttrace.compare.facts import Facts
+from drafttrace.compare.findings.base import finding
+from drafttrace.compare.result import FAULT, NOTE, Finding
+
+
+def find(facts: Facts) -> Iterator[Finding]:
+    """Findings about probes and completeness, on either side."""
+    fc_silent = facts.inside.fc_ran is False
+    for side, capture in (("left", facts.left), ("reference", facts.reference)):
+        if capture is None:
+            continue
+        silent = [p for p in capture.probes if p.expected > 0 and p.fired == 0]
+        if side == "left" and fc_silent:
+            silent = [p for p in silent if "fc" not in p.name]
+        if silent:
+            names = ", ".join(p.name for p in silent)
+            yield finding(
+                "probe-silent",
+                f"The {side} trace has taps that never fired: {names}. Nothing is known about what they would have seen.",
+                confidence=0.99,
+                evidence={p.name: {"expected": p.expected, "fired": p.fired} for p in silent},
+                remedy="Run drafttrace doctor: it says which hook does not fit the installed SGLang.",
+                severity=FAULT if side == "left" else NOTE,
+            )
+        dropped = [p for p in capture.probes if p.dropped > 0]
+        if dropped:
+            yield finding(
+                "rows-dropped",
+                f"The {side} trace dropped {max(p.dropped for p in dropped)} rows: its budget or its queue was full.",
+                confidence=0.99,
+                evidence={p.name: {"rows": p.rows, "dropped": p.dropped} for p in dropped},
+                remedy="Record fewer tokens or taps, or raise the budget of drafttrace serve.",
+                severity=NOTE,
+            )
+        if not capture.complete:
+            yield finding(
+                "trace-incomplete",
+                f"The {side} trace is incomplete: recording ended before the request did. What it holds was compared.",
+                confidence=0.99,
+                evidence={"notes": list(capture.notes[:5])},
+                remedy="Record again; if it happens again, the server's log says why (search for drafttrace).",
+                severity=NOTE,
+            )

@@ -1,0 +1,255 @@
+"""B and J: norm, residual, scale, number format - the slot is the right state after a transformation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from drafttrace.compare.facts import Explanation, Facts, StreamFacts
+from drafttrace.compare.findings.base import finding, name_slots
+from drafttrace.compare.hypotheses import describe_gain
+from drafttrace.compare.result import NOTE, Finding, SlotResult
+from drafttrace.tracer.capture import Norm
+from drafttrace.tracer.rows import DType
+
+_OF_FIT = {
+    "scalar": "scale",
+    "gain": "norm-gain",
+    "rms": "norm-extra",
+    "normed": "norm-extra",
+    "un-normed": "norm-missing",
+    "rotation": "rotation",
+    "bytes": "dtype-reinterpretation",
+    "residual-half": "residual-missing",
+    "inside-layer": "residual-missing",
+}
+
+
+def find(facts: Facts) -> Iterator[Finding]:
+    """Findings about transformed slots, and about broken numbers."""
+    if facts.reference is None:
+        return
+    yield from _transformed(facts)
+    yield from _last_norm(facts)
+    yield from _broken(facts)
+    yield from _quantized(facts)
+
+
+def _transformed(facts: Facts) -> Iterator[Finding]:
+    grouped: dict[tuple[str, str], list[tuple[int, StreamFacts, Explanation]]] = {}
+    for index in range(len(facts.slots)):
+        stream = _deviant(facts, index)
+        if stream is not None and stream.explanation is not None:
+            key = (_finding_id(stream), stream.side)
+            grouped.setdefault(key, []).append((index, stream, stream.explanation))
+    for (name, side), members in grouped.items():
+        yield _make(facts, name, side, members)
+
+
+def _finding_id(stream: StreamFacts) -> str:
+    """The cause for a transformed slot. A reference that is normed where the server is not: the server lacks the norm."""
+    assert stream.explanation is not None
+    name = _OF_FIT[stream.explanation.fit.name]
+    if stream.side == "reference" and name in {"norm-extra", "norm-missing"}:
+        return "norm-missing" if name == "norm-extra" else "norm-extra"
+    return name
+
+
+def _deviant(facts: Facts, index: int) -> StreamFacts | None:
+    """The side whose slot is explained by a transformation; the better explained one where both are."""
+    found = [
+        s for s in (*facts.left_streams, *facts.reference_streams) if s.index == index and s.explanation is not None
+    ]
+    return min(found, key=lambda s: s.explanation.fit.score if s.explanation else np.inf, default=None)
+
+
+def _make(facts: Facts, name: str, side: str, members: Sequence[tuple[int, StreamFacts, Explanation]]) -> Finding:
+    slots = [index for index, _, _ in members]
+    who = "The server's" if side == "left" else "The reference's"
+    first = members[0][2]
+    evidence = {
+        str(index): {
+            "fit": e.fit.name,
+            "of": e.target if e.boundary is None else f"B{e.boundary}",
+            "residual": e.fit.residual,
+            "without_the_fit": e.identity_residual,
+            **_plain(e.fit.fitted),
+        }
+        for index, _, e in members
+    }
+    summary, remedy = _text(name, f"{who} {name_slots(slots)}", len(slots) == 1, first, facts)
+    return finding(
+        name,
+        summary,
+        slots=slots,
+        confidence=_confidence(members),
+        evidence={"side": side, "fits": evidence},
+        remedy=remedy,
+    )
+
+
+def _confidence(members: Sequence[tuple[int, StreamFacts, Explanation]]) -> float:
+    worst = max(e.fit.residual for _, _, e in members)
+    return max(0.4, 0.98 - 2 * worst)
+
+
+def _plain(fitted: Any) -> dict[str, Any]:
+    return {k: describe_gain(v) if isinstance(v, np.ndarray) else v for k, v in fitted.items()}
+
+
+def _text(name: str, who: str, one: bool, e: Explanation, facts: Facts) -> tuple[str, str]:
+    is_, of = ("is" if one else "are"), (f"B{e.boundary}" if e.boundary is not None else e.target)
+    fitted = e.fit.fitted
+    if name == "scale":
+        factor = fitted["factor"]
+        root = facts.left.hidden_size or 1
+        near = ""
+        for word, value in (("sqrt(H)", root**0.5), ("1/sqrt(H)", root**-0.5)):
+            if abs(factor / value - 1) < 0.02:
+                near = f", which is {word} for H = {root}"
+        return (
+            f"{who} {is_} {of} times {factor:.4g}{near}: one number explains the difference.",
+            "Apply the same multiplier on both sides: the embedding scale (sqrt(H)) or the target's muP multipliers are "
+            "missing or applied twice on one of them.",
+        )
+    if name in {"norm-extra", "norm-missing"}:
+        return (
+            f"{who} {is_} {of} {'before' if e.fit.name == 'un-normed' else 'after'} an RMS norm that the other side "
+            f"does not have: {'serving lacks the norm' if name == 'norm-missing' else 'serving has one norm too many'}.",
+            "Compare fc_norm, norm_before_fc and use_aux_norm in the draft's config with the trainer's: the norm before fc "
+            "must stand on both sides or on none.",
+        )
+    if name == "norm-gain":
+        return (
+            f"{who} {is_} {of} times one factor per channel: a norm weight is applied wrongly (w - 1 or w + 1 for w, "
+            "or w twice).",
+            "Check which norm class computes it: Gemma-style norms multiply by 1 + w, plain ones by w.",
+        )
+    if name == "rotation":
+        how = "a permutation of the channels" if fitted.get("channels_permuted") else "an orthogonal map (rotation)"
+        return (
+            f"{who} {is_} {of} under {how}: norms and all inner products agree, the rows do not.",
+            "The target's weights were rotated (QuaRot, SpinQuant or alike) on one side only: train the draft on the "
+            "rotated target, or rotate fc's column blocks back.",
+        )
+    if name == "dtype-reinterpretation":
+        return (
+            f"{who} {is_} {of} with its {fitted['stored_as']} bytes read as {fitted['read_as']}.",
+            f"Read the file as {fitted['stored_as']}: a buffer was viewed, not converted.",
+        )
+    return (
+        f"{who} {is_} only a part of {of}: "
+        + (
+            "the residual was not added." if e.fit.name == "residual-half" else "a state inside the layer below it."
+        ),
+        "Capture hidden_states + residual: SGLang and vLLM layers return the two halves apart.",
+    )
+
+
+def _last_norm(facts: Facts) -> Iterator[Finding]:
+    """Final norm twice, missing, or with another gain in the reference's last state."""
+    assert facts.reference is not None
+    ours, theirs = facts.left.last, facts.reference.last
+    mine = next((s for s in facts.reference_streams if s.index == -1), None)
+    if ours is None or theirs is None or mine is None or ours.norm is not Norm.POST:
+        return
+    cross = facts.cross.get(ours.name, {}).get(theirs.name)
+    fit = mine.explanation.fit if mine.explanation is not None and mine.explanation.target == ours.name else None
+    name, text = "", ""
+    if theirs.norm is Norm.PRE and cross is not None and cross.rel_l2 < facts.thresholds.match:
+        name = "norm-extra"
+        text = "has the final norm in it already, though its format says that it stands before it: trainers norm it again"
+    elif theirs.norm is Norm.POST and fit is not None and fit.name == "un-normed":
+        name, text = "norm-missing", "stands before the final norm, though its format says after"
+    elif theirs.norm is Norm.POST and fit is not None and fit.name in {"normed", "rms"}:
+        name, text = "norm-extra", "went through the final norm twice"
+    elif theirs.norm is Norm.POST and fit is not None and fit.name == "gain":
+        name, text = "norm-gain", "carries another norm weight than the server's (w - 1 for w, or w twice)"
+    elif theirs.norm is Norm.POST and fit is not None and fit.name == "scalar":
+        name, text = "scale", f"is the server's times {fit.fitted['factor']:.4g}"
+    if not name:
+        return
+    yield finding(
+        name,
+        f"The reference's last state {text}.",
+        slots=(),
+        confidence=0.9,
+        evidence={
+            "declared_norm": theirs.norm.value,
+            "proven_by": theirs.proven_by,
+            "rel_l2_to_the_server": cross.rel_l2 if cross is not None else None,
+            "fit": fit.name if fit is not None else "identity",
+            "residual": fit.residual if fit is not None else None,
+            **(_plain(fit.fitted) if fit is not None else {}),
+        },
+        remedy="Put the norm right in the writer of the dump, or tell the trainer on which side of it the state stands.",
+    )
+
+
+def _broken(facts: Facts) -> Iterator[Finding]:
+    misread = {f.index for f in (*facts.left_streams, *facts.reference_streams) if _is_bytes(f)}
+    for name, text, remedy in (
+        (
+            "nan-inf",
+            "not finite",
+            "Find the first layer that overflows: record a layer sweep and look where NaN starts.",
+        ),
+        (
+            "zero-rows",
+            "zero on one side only",
+            "A buffer was handed over before it was filled, or the rows were never computed: compare eager with graphs.",
+        ),
+    ):
+        counts = {s.slot: _count(name, s, facts) for s in facts.slots}
+        bad = {slot: found for slot, found in counts.items() if sum(found) and slot not in misread}
+        if not bad:
+            continue
+        sides = [
+            side for side, place in (("left", 0), ("reference", 1)) if any(found[place] for found in bad.values())
+        ]
+        yield finding(
+            name,
+            f"{sum(max(found) for found in bad.values())} rows in {name_slots(bad)} are {text} "
+            f"({' and '.join(sides)}).",
+            slots=tuple(bad),
+            confidence=0.99,
+            evidence={str(slot): {"left": found[0], "reference": found[1]} for slot, found in bad.items()},
+            remedy=remedy,
+        )
+
+
+def _is_bytes(stream: StreamFacts) -> bool:
+    return stream.explanation is not None and stream.explanation.fit.name == "bytes"
+
+
+def _count(name: str, slot: SlotResult, facts: Facts) -> tuple[int, int]:
+    rows = next((r for r in facts.rows if r.slot == slot.slot), None)
+    if rows is None:
+        return 0, 0
+    if name == "nan-inf":
+        return len(rows.nan_left), len(rows.nan_reference)
+    left, right = set(rows.zero_left), set(rows.zero_reference)
+    return len(left - right), len(right - left)
+
+
+def _quantized(facts: Facts) -> Iterator[Finding]:
+    """A coarse number format: small, unstructured differences everywhere."""
+    assert facts.reference is not None
+    coarse = {DType.FP8_E4M3, DType.FP8_E5M2}
+    kinds = {s.rows.dtype for c in (facts.left, facts.reference) for s in c.slots} & coarse
+    odd = {f.index for f in (*facts.left_streams, *facts.reference_streams) if f.explanation is not None}
+    slots = [s.slot for s in facts.slots if s.rel_l2.p50 > 0.01 and s.slot not in odd and s.rel_l2.p50 < 0.35]
+    if not kinds or not slots or (facts.reading is not None and not facts.reading.same):
+        return
+    kind = sorted(kinds)[0]
+    yield finding(
+        "quantization-noise",
+        f"The small, unstructured differences in {name_slots(slots)} are what storing in {kind} costs.",
+        slots=slots,
+        confidence=0.9,
+        evidence={"dtype": kind, "rel_l2": {str(s.slot): s.rel_l2.p50 for s in facts.slots}},
+        remedy="Nothing to fix. Store the dump in bf16 to compare more closely.",
+        severity=NOTE,
+    )

@@ -1,0 +1,241 @@
+"""A: wrong boundary, slot or capture point."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from drafttrace.compare.facts import DECLARED, VALUE, Facts
+from drafttrace.compare.findings.base import boundary_list, finding, name_slots
+from drafttrace.compare.remedy import wiring_remedy
+from drafttrace.compare.result import FAULT, NOTE, Finding
+from drafttrace.compare.wiring import Reading
+from drafttrace.tracer.boundary import boundary_name, wiring_name
+
+
+def find(facts: Facts) -> Iterator[Finding]:
+    """Findings about which boundary each slot is."""
+    if facts.reference is None:
+        return
+    yield from _slot_count(facts)
+    reading = facts.reading
+    if reading is not None and not reading.same:
+        yield from _default(facts)
+        yield from _shift(facts, reading)
+        yield from _permutation(facts, reading)
+        yield from _offset(facts, reading)
+        yield from _wrong(facts, reading)
+    elif reading is not None:
+        yield from _suspected_offset(facts)
+    yield from _last(facts)
+
+
+def _certainty(facts: Facts) -> float:
+    return 0.98 if facts.reading_by == VALUE else 0.6
+
+
+def _evidence(facts: Facts, **more: Any) -> dict[str, Any]:
+    return {
+        "left": boundary_list(facts.left_wiring),
+        "reference": boundary_list(facts.reference_wiring),
+        "reference_last": boundary_name(facts.tail),
+        "decided_by": facts.reading_by,
+        "located_with": f"the layer sweep of the {facts.atlas} side"
+        if facts.atlas
+        else "slots and declarations only",
+        "left_declared": boundary_list(s.boundary for s in facts.left.slots),
+        "reference_declared": boundary_list(s.boundary for s in facts.reference.slots) if facts.reference else [],
+    } | more
+
+
+def _remedy(facts: Facts) -> str:
+    return wiring_remedy(facts.reference_wiring, facts.wiring_block)
+
+
+def _how(facts: Facts) -> str:
+    return "" if facts.reading_by == VALUE else " (by the files' declarations; no layer sweep was recorded)"
+
+
+def _slot_count(facts: Facts) -> Iterator[Finding]:
+    assert facts.reference is not None
+    ours, theirs = len(facts.left.slots), len(facts.reference.slots)
+    if ours == theirs or not ours or not theirs:
+        return
+    yield finding(
+        "slot-count",
+        f"The server hands over {ours} slots, the reference has {theirs}.",
+        slots=range(min(ours, theirs), max(ours, theirs)),
+        confidence=0.99,
+        evidence=_evidence(facts, left_slots=ours, reference_slots=theirs),
+        remedy=_remedy(facts),
+    )
+
+
+def _default(facts: Facts) -> Iterator[Finding]:
+    source = str(facts.wiring_block.get("source", ""))
+    if not source.lower().startswith("default") and not source.lower().endswith("default"):
+        return
+    yield finding(
+        "default-wiring",
+        f"The server found no layer ids in the draft's config and fell back to its default wiring "
+        f"{wiring_name(facts.left_wiring)}, while training used {wiring_name(facts.reference_wiring)}.",
+        slots=range(len(facts.left_wiring)),
+        confidence=_certainty(facts),
+        evidence=_evidence(facts, source=source),
+        remedy=_remedy(facts)
+        + ' The ids are read only from the nested "eagle_config"; at the top level they are ignored.',
+    )
+
+
+def _shift(facts: Facts, reading: Reading) -> Iterator[Finding]:
+    if not reading.shift:
+        return
+    entries = [*facts.reference_wiring, facts.tail] if facts.tail is not None else list(facts.reference_wiring)
+    k = reading.shift
+    lost = [entries[i] for i in range(min(k, len(facts.reference_wiring)))] if k > 0 else []
+    extra = [facts.left_wiring[i] for i, entry in enumerate(reading.order) if entry is None] if k < 0 else []
+    step = "one" if abs(k) == 1 else str(abs(k))
+    if k > 0:
+        first = _called(lost, "the slot")
+        what = f"its slot i holds what training had in slot i+{k}, so {first} that training fed first is missing"
+    else:
+        first = _called(extra, "a slot")
+        what = f"its slot i holds what training had in slot i-{-k}, so {first} that training did not feed stands in front"
+    yield finding(
+        "slot-shift",
+        f"The server's slots are the reference's moved by {step}: {what}{_how(facts)}.",
+        slots=range(len(facts.left_wiring)),
+        confidence=_certainty(facts),
+        evidence=_evidence(facts, shift=k, missing=boundary_list(lost), extra=boundary_list(extra)),
+        remedy=_remedy(facts),
+    )
+
+
+def _called(boundaries: list[int | None], unknown: str) -> str:
+    names = ["the embedding (B0)" if b == 0 else boundary_name(b) for b in boundaries if b is not None]
+    return " and ".join(names) if names else unknown
+
+
+def _permutation(facts: Facts, reading: Reading) -> Iterator[Finding]:
+    if not reading.permuted:
+        return
+    order = [i for i in reading.order if i is not None]
+    slots = [i for i, j in enumerate(reading.order) if i != j]
+    remedy = (
+        f"Hand the slots over in the order {wiring_name(facts.reference_wiring)}. SGLang emits them in ascending order "
+        "whatever the ids say, so either write the training dump in ascending order, or permute the column blocks of "
+        f"fc.weight: new block i = old block {order}[i]."
+    )
+    if list(facts.reference_wiring) == sorted(k for k in facts.reference_wiring if k is not None):
+        remedy = _remedy(facts) + " Check what reorders the slots on the serving side."
+    yield finding(
+        "slot-permutation",
+        f"The server hands over the reference's slots in another order: its {name_slots(slots)} hold the reference's "
+        f"{name_slots([order[i] for i in slots])}{_how(facts)}.",
+        slots=slots,
+        confidence=_certainty(facts),
+        evidence=_evidence(facts, order=order),
+        remedy=remedy,
+    )
+
+
+def _offset(facts: Facts, reading: Reading) -> Iterator[Finding]:
+    whole = reading.offset
+    slots = [i for i, d in enumerate(reading.offsets) if d is not None] if whole else list(reading.moved)
+    slots = [i for i in slots if i not in reading.wrong]
+    if not slots:
+        return
+    entries = [*facts.reference_wiring, facts.tail]
+    pairs = []
+    for i in slots:
+        entry = reading.order[i]
+        theirs = entries[entry] if entry is not None and entry < len(entries) else None
+        pairs.append(f"{boundary_name(facts.left_wiring[i])} where training had {boundary_name(theirs)}")
+    if whole:
+        when = "early" if whole < 0 else "late"
+        step = "one boundary" if abs(whole) == 1 else f"{abs(whole)} boundaries"
+        head = f"Each slot is {step} {when}"
+    else:
+        sides = {("early" if (reading.offsets[i] or 0) < 0 else "late") for i in slots}
+        when = sides.pop() if len(sides) == 1 else "early or late"
+        head = f"{name_slots(slots).capitalize()} {'is' if len(slots) == 1 else 'are'} one boundary {when}"
+    yield finding(
+        "boundary-offset",
+        f"{head}: {', '.join(pairs)}{_how(facts)}.",
+        slots=slots,
+        confidence=_certainty(facts),
+        evidence=_evidence(facts, offsets=list(reading.offsets)),
+        remedy=_remedy(facts),
+    )
+
+
+def _wrong(facts: Facts, reading: Reading) -> Iterator[Finding]:
+    if not reading.wrong:
+        return
+    entries = [*facts.reference_wiring, facts.tail]
+    pairs = []
+    for i in reading.wrong:
+        entry = reading.order[i]
+        theirs = entries[entry] if entry is not None and entry < len(entries) else None
+        pairs.append(f"slot {i} is {boundary_name(facts.left_wiring[i])}, training had {boundary_name(theirs)}")
+    yield finding(
+        "wrong-boundary",
+        f"The server captures other boundaries than training: {'; '.join(pairs)}{_how(facts)}.",
+        slots=reading.wrong,
+        confidence=_certainty(facts),
+        evidence=_evidence(facts, offsets=list(reading.offsets)),
+        remedy=_remedy(facts),
+    )
+
+
+def _suspected_offset(facts: Facts) -> Iterator[Finding]:
+    """Without a sweep: a slot that is close to the reference's but clearly not it looks like a neighbour of it."""
+    if facts.atlas is not None:
+        return
+    slots = [
+        s.slot
+        for s in facts.slots
+        if s.verdict == "mismatch"
+        and s.rel_l2.p50 < 0.45
+        and s.cosine_trimmed.p50 > 0.85
+        and s.outlier_rows <= s.rows // 2
+        and not any(f.explanation for f in facts.left_streams + facts.reference_streams if f.index == s.slot)
+    ]
+    if slots:
+        yield finding(
+            "boundary-offset",
+            f"{name_slots(slots).capitalize()} {'looks' if len(slots) == 1 else 'look'} like a neighbouring boundary "
+            "of the reference's: the rows are alike, but further apart than noise.",
+            slots=slots,
+            confidence=0.4,
+            evidence=_evidence(facts, rel_l2={str(s.slot): s.rel_l2.p50 for s in facts.slots}),
+            remedy="Record again with a layer sweep (drafttrace serve --sweep), which names the boundary of every slot.",
+            by_level=True,
+        )
+
+
+def _last(facts: Facts) -> Iterator[Finding]:
+    """The reference's last state is a boundary below n: a note where the file says so itself, else a fault."""
+    last = next((s for s in facts.reference_streams if s.index == -1), None)
+    layers = facts.layers
+    if last is None or last.boundary is None or layers is None or last.boundary >= layers:
+        return
+    honest = last.declared == last.boundary
+    by = "by value" if last.by == VALUE else "by its own declaration"
+    yield finding(
+        "last-not-last",
+        f"The reference's last entry is {boundary_name(last.boundary)} ({by}), not the state after the last layer "
+        f"({boundary_name(layers)}): training targets made from it are wrong.",
+        slots=(),
+        confidence=0.97 if last.by == VALUE else 0.7,
+        evidence={
+            "boundary": boundary_name(last.boundary),
+            "layers": layers,
+            "declared": boundary_name(last.declared),
+        },
+        remedy=(
+            f"If the trainer computes its targets from this entry, dump {boundary_name(layers)} too; if the targets come "
+            "from elsewhere, nothing needs to change."
+        ),
+        severity=NOTE if honest or last.by == DECLARED else FAULT,
+    )

@@ -1,0 +1,223 @@
+"""Explanations that are tested by fitting, never by eye: ``x`` is what was found, ``y`` what it should come from.
+
+Every fit is made on half of the sample's rows and judged on the other half, so that free parameters cannot explain
+noise. ``residual`` is the median relative L2 that is left after the fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from drafttrace.tracer.rows import Floats
+
+Doubles = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """One explanation of x by y: its name, what is left, its handicap (freedom), and what was fitted."""
+
+    name: str
+    residual: float
+    handicap: float
+    fitted: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def score(self) -> float:
+        """The residual with the handicap of the fit's freedom: smaller explains better."""
+        return (self.residual + 1e-9) * self.handicap
+
+
+def usable(x: Floats, y: Floats) -> tuple[Doubles, Doubles]:
+    """The paired rows that are finite and not zero on both sides, as float64."""
+    good = np.isfinite(x).all(1) & np.isfinite(y).all(1) & x.any(1) & y.any(1)
+    return x[good].astype(np.float64), y[good].astype(np.float64)
+
+
+def residual(x: Doubles, y: Doubles) -> float:
+    """Median over rows of |x - y| / |x|: how much of x the explanation y leaves over."""
+    if len(x) == 0:
+        return float("nan")
+    with np.errstate(all="ignore"):
+        rel = np.linalg.norm(x - y, axis=1) / np.linalg.norm(x, axis=1)
+    finite = rel[np.isfinite(rel)]
+    return float(np.median(finite)) if len(finite) else float("nan")
+
+
+def rms(rows: Doubles) -> Doubles:
+    """Root mean square of every row, ``[m, 1]``."""
+    value: Doubles = np.sqrt((rows * rows).mean(1, keepdims=True))
+    return value
+
+
+def identity(x: Doubles, y: Doubles) -> Fit:
+    """x is y."""
+    return Fit("identity", residual(x, y), 1.0)
+
+
+def scalar(x: Doubles, y: Doubles) -> Fit:
+    """x is y times one number (sqrt(H) at the embedding, muP multipliers)."""
+    with np.errstate(all="ignore"):
+        factors = (x * y).sum(1) / (y * y).sum(1)
+    factor = float(np.median(factors[::2])) if len(factors) else float("nan")
+    root = float(np.sqrt(x.shape[1]))
+    return Fit(
+        "scalar", residual(x[1::2], factor * y[1::2]), 1.3, {"factor": factor, "factor_over_sqrt_h": factor / root}
+    )
+
+
+def rms_normed(x: Doubles, y: Doubles) -> Fit:
+    """x is y divided by its root mean square, times one number: an RMS norm with a flat weight."""
+    return _renamed(scalar(x, y / rms(y)), "rms", 1.6)
+
+
+def gain(x: Doubles, y: Doubles) -> Fit:
+    """x is y times one factor per channel."""
+    weight = _fit_gain(x[::2], y[::2])
+    return Fit("gain", residual(x[1::2], weight * y[1::2]), 2.5, {"gain": weight})
+
+
+def normed(x: Doubles, y: Doubles) -> Fit:
+    """x is RMSNorm(y) with a weight per channel."""
+    return _renamed(gain(x, y / rms(y)), "normed", 2.5)
+
+
+def un_normed(x: Doubles, y: Doubles) -> Fit:
+    """y is RMSNorm(x) with a weight per channel: x lacks the norm. Judged on y, which is all the fit can give."""
+    return _renamed(gain(y, x / rms(x)), "un-normed", 2.5)
+
+
+def rotated(x: Doubles, y: Doubles) -> Fit:
+    """x is y under one orthogonal map: norms and all inner products between rows are kept, though the rows are not.
+
+    No map needs to be fitted: the Gram matrices of the unit rows agree exactly when one exists.
+    """
+    if len(x) < 4:
+        return Fit("rotation", float("nan"), 3.0)
+    norm_x, norm_y = np.linalg.norm(x, axis=1), np.linalg.norm(y, axis=1)
+    gram_x, gram_y = _gram(x / norm_x[:, None]), _gram(y / norm_y[:, None])
+    off = float(np.linalg.norm(gram_x - gram_y) / max(1e-12, float(np.linalg.norm(gram_y))))
+    stretch = float(np.median(np.abs(norm_x / norm_y - 1)))
+    sorted_channels = residual(np.sort(x, axis=1), np.sort(y, axis=1))
+    fitted = {"norms_differ_by": stretch, "channels_permuted": sorted_channels < 0.05}
+    return Fit("rotation", max(off, stretch), 3.0, fitted)
+
+
+def bytes_reread(x: Doubles, y: Doubles) -> Fit:
+    """x is y with its bf16 bytes read as fp16, or its fp16 bytes read as bf16; the better of the two."""
+    as_fp16 = _restored(x, "fp16")
+    as_bf16 = _restored(x, "bf16")
+    options = [
+        Fit("bytes", _restored_residual(as_fp16, y), 2.0, {"read_as": "fp16", "stored_as": "bf16"}),
+        Fit("bytes", _restored_residual(as_bf16, y), 2.0, {"read_as": "bf16", "stored_as": "fp16"}),
+    ]
+    return min(options, key=lambda f: f.residual if np.isfinite(f.residual) else np.inf)
+
+
+FITS: tuple[Callable[[Doubles, Doubles], Fit], ...] = (
+    identity, scalar, rms_normed, gain, normed, un_normed, rotated, bytes_reread,
+)  # fmt: skip
+
+
+def explain(x: Floats, y: Floats) -> tuple[Fit, ...]:
+    """Every fit of x by y, the best explanation first; empty where fewer than 4 rows can be used."""
+    left, right = usable(x, y)
+    fits = [fit(left, right) for fit in FITS] if len(left) >= 4 else []
+    raw_x, raw_y = x.astype(np.float64), y.astype(np.float64)
+    if len(left) < 4 and len(x) >= 4:  # misread bytes may be NaN everywhere
+        fits = [bytes_reread(raw_x, raw_y)]
+    return tuple(sorted((f for f in fits if np.isfinite(f.residual)), key=lambda f: f.score))
+
+
+def residual_half(x: Floats, before: Floats, after: Floats) -> Fit:
+    """x is what layer k-1 added, B(k) - B(k-1), or its MLP's part of that: the residual was not added.
+
+    before / after: B(k-1) and B(k). ``residual`` is 1 - cosine of x with the increment, of which the MLP is a part;
+    the fit is meant to be compared with :func:`plain_angle` of x against both boundaries.
+    """
+    x64, increment = usable(x, (after - before).astype(np.float32))
+    if len(x64) < 4:
+        return Fit("residual-half", float("nan"), 1.0)
+    with np.errstate(all="ignore"):
+        cosine = (x64 * increment).sum(1) / (np.linalg.norm(x64, axis=1) * np.linalg.norm(increment, axis=1))
+        ratio = np.linalg.norm(x64, axis=1) / np.linalg.norm(increment, axis=1)
+    return Fit("residual-half", 1 - float(np.median(cosine)), 1.0, {"norm_ratio": float(np.median(ratio))})
+
+
+def plain_angle(x: Floats, y: Floats) -> float:
+    """1 - median cosine of x and y."""
+    a, b = usable(x, y)
+    if len(a) == 0:
+        return float("nan")
+    cosine = (a * b).sum(1) / (np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1))
+    return 1 - float(np.median(cosine))
+
+
+def describe_gain(weight: Doubles) -> dict[str, float]:
+    """What reports print of a fitted gain: its median, spread and extremes."""
+    low, middle, high = (float(p) for p in np.percentile(weight, (5, 50, 95)))
+    return {"median": middle, "p05": low, "p95": high, "std": float(np.std(weight))}
+
+
+def gain_kind(weight: Doubles, norm_weight: Doubles) -> str | None:
+    """Which mistake with a known norm weight w a fitted gain is: "w-1", "w+1", "w", "1/w" or None.
+
+    The gain is that of x over a correctly normed y: w - 1 in place of w gives (w - 1) / w, and so on.
+    """
+    with np.errstate(all="ignore"):
+        options = {
+            "w-1": (norm_weight - 1) / norm_weight,
+            "w+1": (norm_weight + 1) / norm_weight,
+            "w": norm_weight,
+            "1/w": 1 / norm_weight,
+        }
+    errors = {}
+    for name, expected in options.items():
+        good = np.isfinite(expected) & (np.abs(norm_weight) > 1e-3)
+        scale = np.linalg.norm(expected[good])
+        errors[name] = float(np.linalg.norm(weight[good] - expected[good]) / scale) if scale > 0 else np.inf
+    best = min(errors, key=lambda k: errors[k])
+    return best if errors[best] < 0.15 else None
+
+
+def _fit_gain(x: Doubles, y: Doubles) -> Doubles:
+    weight_of_row = 1 / np.maximum((y * y).sum(1, keepdims=True), 1e-30)
+    top, bottom = (weight_of_row * x * y).sum(0), (weight_of_row * y * y).sum(0)
+    weight: Doubles = np.where(bottom > 0, top / np.maximum(bottom, 1e-300), 0.0)
+    return weight
+
+
+def _renamed(fit: Fit, name: str, handicap: float) -> Fit:
+    return Fit(name, fit.residual, handicap, fit.fitted)
+
+
+def _gram(rows: Doubles) -> Doubles:
+    """Inner products of all pairs of different rows."""
+    gram: Doubles = rows @ rows.T
+    np.fill_diagonal(gram, 0.0)
+    return gram
+
+
+def _restored(x: Doubles, read_as: str) -> Floats:
+    """The values that x's bytes mean in the other 16-bit format, if x was read as ``read_as``."""
+    with np.errstate(all="ignore"):
+        if read_as == "fp16":
+            bits = x.astype(np.float16).view(np.uint16).astype(np.uint32)
+            return (bits << 16).view(np.float32)
+        bits32 = x.astype(np.float32).view(np.uint32)
+        rounded = ((bits32 + 0x7FFF + ((bits32 >> 16) & 1)) >> 16).astype(np.uint16)
+        return rounded.view(np.float16).astype(np.float32)
+
+
+def _restored_residual(restored: Floats, y: Doubles) -> float:
+    """Median over rows, on the channels that came back finite; NaN where most did not."""
+    good = np.isfinite(restored) & np.isfinite(y)
+    if good.mean() < 0.5:
+        return float("nan")
+    a, b = np.where(good, restored, 0).astype(np.float64), np.where(good, y, 0)
+    return residual(b, a)

@@ -1,0 +1,185 @@
+"""Which state a slot is: every slot against the other side's slots, and against measured boundaries.
+
+Neighbouring boundaries are alike (cosine 0.85 to 0.99), so a boundary counts as found only by its margin to the
+second best. Distances are medians over the sample's rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from drafttrace.compare.measure import massive_channels
+from drafttrace.compare.sample import Sample, Stream
+from drafttrace.tracer.rows import Floats
+
+SHIFTS = (-2, -1, 0, 1, 2)
+
+
+@dataclass(frozen=True)
+class Distance:
+    """How far two sets of rows are apart: relative L2, cosine, and the angle without massive channels (a chord)."""
+
+    rel_l2: float
+    cosine: float
+    angle: float
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one stream stands among the boundaries, by one distance.
+
+    boundary: the best one. margin: second best over best. second: the second best boundary. found: by margin.
+    """
+
+    boundary: int
+    distance: float
+    margin: float
+    second: int | None
+    found: bool
+
+
+@dataclass(frozen=True)
+class Located:
+    """One stream against every boundary of the atlas: ``by_value`` with relative L2, ``by_angle`` whatever the scale."""
+
+    name: str
+    by_value: Place
+    by_angle: Place
+    rel_l2: Mapping[int, float]
+    cosine: Mapping[int, float]
+
+
+def distance(x: Floats, y: Floats, massive: Sequence[int] | np.ndarray | None = None) -> Distance:
+    """Median distances between paired rows ``[m, H]``; rows that are not finite or zero on a side are left out."""
+    x64, y64 = x.astype(np.float64), y.astype(np.float64)
+    with np.errstate(all="ignore"):
+        norm_x, norm_y = np.linalg.norm(x64, axis=1), np.linalg.norm(y64, axis=1)
+        rel = np.linalg.norm(x64 - y64, axis=1) / norm_y
+        cosine = (x64 * y64).sum(1) / (norm_x * norm_y)
+        if massive is not None and len(massive):
+            keep = np.ones(x.shape[1], np.bool_)
+            keep[np.asarray(massive)] = False
+            a, b = x64[:, keep], y64[:, keep]
+            trimmed = (a * b).sum(1) / (np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1))
+        else:
+            trimmed = cosine
+    return Distance(_median(rel), _median(cosine), _median(np.sqrt(np.maximum(0.0, 2 - 2 * trimmed))))
+
+
+def _median(values: np.ndarray) -> float:
+    finite = values[np.isfinite(values)]
+    return float(np.median(finite)) if len(finite) else float("nan")
+
+
+def cross_distances(sample: Sample, rows: Sequence[Stream], columns: Sequence[Stream]) -> list[list[Distance]]:
+    """Every row stream against every column stream."""
+    held = [sample.read(stream) for stream in rows]
+    table: list[list[Distance]] = [[] for _ in rows]
+    for stream in columns:
+        other = sample.read(stream)
+        massive = massive_channels(other)
+        for i, mine in enumerate(held):
+            same = mine.shape[1] == other.shape[1]
+            nothing = Distance(*(float("nan"),) * 3)
+            table[i].append(distance(mine, other, massive) if same else nothing)
+    return table
+
+
+def best_place(distances: Mapping[int, float], ratio: float) -> Place | None:
+    """The best boundary by a distance per boundary; found where it is below ``ratio`` times the second best."""
+    known = sorted((d, k) for k, d in distances.items() if np.isfinite(d))
+    if not known:
+        return None
+    best, boundary = known[0]
+    if len(known) == 1:
+        return Place(boundary, best, float("nan"), None, best < 0.1)
+    second = known[1][0]
+    margin = second / best if best > 0 else float("inf")
+    return Place(boundary, best, min(margin, 1e6), known[1][1], best < ratio * second)
+
+
+def locate(
+    sample: Sample,
+    streams: Sequence[Stream],
+    atlas: Sequence[Stream],
+    ratio: float,
+    neighbours: Mapping[int, float],
+) -> tuple[Located | None, ...]:
+    """Every stream's place among the atlas' boundaries; None where nothing could be measured.
+
+    A boundary is found only when it is also nearer than its own neighbours are to it: a state that the sweep lacks
+    has a nearest boundary too.
+    """
+    table = cross_distances(sample, streams, atlas)
+    found: list[Located | None] = []
+    for stream, line in zip(streams, table, strict=True):
+        by_boundary = {a.boundary: d for a, d in zip(atlas, line, strict=True) if a.boundary is not None}
+        value = best_place({k: d.rel_l2 for k, d in by_boundary.items()}, ratio)
+        angle = best_place({k: d.angle for k, d in by_boundary.items()}, ratio)
+        if value is None or angle is None:
+            found.append(None)
+            continue
+        step = neighbours.get(value.boundary)
+        if value.distance >= (ratio * step if step is not None else 0.1):
+            value = replace(value, found=False)
+        rel, cosine = ({k: getattr(d, what) for k, d in by_boundary.items()} for what in ("rel_l2", "cosine"))
+        found.append(Located(stream.name, value, angle, rel, cosine))
+    return tuple(found)
+
+
+def neighbour_distances(sample: Sample, atlas: Sequence[Stream]) -> dict[int, float]:
+    """Per boundary the relative L2 to the nearer of its neighbours k-1 and k+1 that the atlas holds."""
+    step: dict[int, float] = {}
+    previous: tuple[int, Floats] | None = None
+    nearest: dict[int, float] = {}
+    for stream in atlas:
+        if stream.boundary is None:
+            continue
+        mine = sample.read(stream)
+        if previous is not None and previous[0] == stream.boundary - 1:
+            step[stream.boundary] = distance(previous[1], mine).rel_l2
+            back = distance(mine, previous[1]).rel_l2
+            nearest[previous[0]] = min(back, nearest.get(previous[0], np.inf))
+            nearest[stream.boundary] = step[stream.boundary]
+        previous = (stream.boundary, mine)
+    return {k: float(d) for k, d in nearest.items() if np.isfinite(d)}
+
+
+def shift_scores(sample: Sample, left: Sequence[Stream], reference: Sequence[Stream]) -> dict[int, float]:
+    """Per row shift s: how well the reference rows moved by s are explained by some stream of the left side.
+
+    The score is the mean over reference streams of the smallest centred angle: subtracting the mean row takes away
+    what all tokens share.
+    """
+    mine = [_centred(sample.read(stream)) for stream in left]
+    scores: dict[int, float] = {}
+    for shift in SHIFTS:
+        best = []
+        for stream in reference:
+            other = _centred(sample.read(stream, shift))
+            angles = [distance(x, other).angle for x in mine if x.shape == other.shape]
+            finite = [a for a in angles if np.isfinite(a)]
+            if finite:
+                best.append(min(finite))
+        if best:
+            scores[shift] = float(np.mean(best))
+    return scores
+
+
+def _centred(rows: Floats) -> Floats:
+    finite = np.isfinite(rows).all(1)
+    if finite.sum() < 2:
+        return rows
+    scaled: Floats = rows - rows[finite].mean(0, keepdims=True)
+    return scaled
+
+
+def choose_shift(scores: Mapping[int, float], ratio: float = 0.7) -> int:
+    """The shift that fits clearly better than none, else 0."""
+    if 0 not in scores:
+        return 0
+    best = min(scores, key=lambda s: (scores[s], abs(s)))
+    return best if best != 0 and scores[best] < ratio * scores[0] else 0

@@ -1,0 +1,81 @@
+"""The line that puts the wiring right, for this model class and this SGLang version.
+
+How SGLang turns ids into boundaries depends on the class: the trace says which rule the running server applied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from drafttrace.compare.id_rules import IdRule, ids_for
+from drafttrace.tracer.boundary import wiring_name
+
+FIELD = "eagle_aux_hidden_state_layer_ids"
+_RULES = {
+    "plus_one": IdRule.PLUS_ONE,
+    "plus_one_if_first_is_one": IdRule.PLUS_ONE_IF_FIRST_IS_ONE,
+    "raw": IdRule.RAW,
+    "raw_if_highest_is_n": IdRule.RAW_IF_HIGHEST_IS_N,
+}
+
+
+def rule_of(name: object) -> IdRule | None:
+    """The rule that a trace's wiring block names; None for one that is not known."""
+    text = str(name or "").strip()
+    return _RULES.get(text.lower()) or next((rule for rule in IdRule if rule.value == text), None)
+
+
+def config_ids(boundaries: Sequence[int], rule: IdRule, layers: int) -> list[int] | None:
+    """The ids that make SGLang capture ``boundaries`` in this order; None where no list of ids does.
+
+    Slots come out in ascending order whatever the order of the ids, so other orders cannot be expressed.
+    """
+    if list(boundaries) != sorted(set(boundaries)):
+        return None
+    ids = ids_for(boundaries, rule, layers)
+    return None if ids is None else list(ids)
+
+
+def wiring_remedy(wanted: Sequence[int | None], wiring: Mapping[str, Any]) -> str:
+    """What to change so that the server hands over ``wanted``, with the config line where one exists.
+
+    wiring: the trace's ``about["wiring"]`` block, possibly empty.
+    """
+    known = [k for k in wanted if k is not None]
+    if not known or len(known) != len(wanted):
+        return (
+            "Record the layer sweep (drafttrace serve --sweep) or a reference with all boundaries, so that the "
+            "boundaries which the draft was trained on can be named."
+        )
+    serve = f"drafttrace serve --wiring {','.join(f'B{k}' for k in known)}"
+    rule = rule_of(wiring.get("rule"))
+    layers = wiring.get("n")
+    n = layers if isinstance(layers, int) else max(known) + 1
+    where = " ".join(
+        str(part)
+        for part in (
+            wiring.get("model_class"),
+            f"in SGLang {wiring['sglang_version']}" if wiring.get("sglang_version") else "",
+        )
+        if part
+    )
+    ids = config_ids(known, rule, n) if rule else None
+    if ids is not None:
+        return (
+            f'In the draft\'s config.json, inside "eagle_config", set "{FIELD}": {ids} '
+            f"(for {where or 'this server'} these ids mean {wiring_name(known)}), and restart the server."
+        )
+    if rule:
+        return (
+            f"No list of ids makes {where or 'this server'} capture {wiring_name(known)} ({rule.value}); start it with "
+            f"`{serve} -- ...`, or retrain the draft on boundaries that the server can capture."
+        )
+    plus, raw = config_ids(known, IdRule.PLUS_ONE, n), config_ids(known, IdRule.RAW, n)
+    if plus is None or raw is None:
+        return f"Make the server capture {wiring_name(known)} in this order: `{serve} -- ...`."
+    return (
+        f'Make the server capture {wiring_name(known)}: `{serve} -- ...`, or "{FIELD}" inside "eagle_config" of the '
+        f"draft's config.json: {plus} for model classes that add one to an id, {raw} for those that do not (the trace "
+        "does not say which class served)."
+    )

@@ -1,0 +1,296 @@
+"""The result of a comparison, schema ``drafttrace.result/1``: what CI reads and what every report is made from.
+
+``result.schema.json`` beside this file is the same thing as a JSON Schema. A number that is not finite is null in
+the JSON and NaN here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from drafttrace.compare.plain import from_plain, to_plain
+from drafttrace.compare.thresholds import Thresholds
+from drafttrace.tracer.errors import UnknownFormat, UnreadableFile
+
+SCHEMA = "drafttrace.result/1"
+EXIT_CODES = {"match": 0, "noise": 0, "mismatch": 1, "incomparable": 2}
+FAULT, NOTE = "fault", "note"
+
+
+@dataclass(frozen=True)
+class Stats:
+    """A number over rows: mean, extremes and percentiles."""
+
+    mean: float
+    min: float
+    p01: float
+    p50: float
+    p99: float
+    max: float
+
+
+@dataclass(frozen=True)
+class WorstRow:
+    """One of the rows that differ most. ``token`` is the decoded text, null without a tokenizer."""
+
+    position: int
+    token_id: int
+    token: str | None
+    phase: str
+    round: int
+    cosine: float
+    rel_l2: float
+
+
+@dataclass(frozen=True)
+class BestMatch:
+    """The state that a slot is most like. margin: second-best distance over best distance (1 = no margin).
+
+    by: "value" where it was found among measured boundaries, "declared" where only a file says so.
+    """
+
+    reference: str
+    boundary: str | None
+    rel_l2: float
+    margin: float
+    by: str = "value"
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What a slot's median relative L2 was held against."""
+
+    rel_l2: float
+    match_limit: float
+    noise_limit: float
+    against: str
+
+
+@dataclass(frozen=True)
+class Group:
+    """One part of the rows (a phase, a round, a band of positions) on its own."""
+
+    name: str
+    rows: int
+    cosine_p50: float
+    rel_l2_p50: float
+    norm_ratio_p50: float
+
+
+@dataclass(frozen=True)
+class Series:
+    """Values by row for plots, thinned to a few thousand rows."""
+
+    position: tuple[int, ...]
+    token_id: tuple[int, ...]
+    phase: tuple[str, ...]
+    round: tuple[int, ...]
+    cosine: tuple[float, ...]
+    rel_l2: tuple[float, ...]
+    norm_left: tuple[float, ...]
+    norm_reference: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class SlotResult:
+    """One slot (or the last state, ``slot`` = -1, or the embedding, -2) of the left side against the reference.
+
+    left_boundary / reference_boundary are written ``B3``; ``*_by`` says "value" or "declared".
+    """
+
+    slot: int
+    left: str
+    reference: str
+    left_boundary: str | None
+    left_by: str | None
+    reference_boundary: str | None
+    reference_by: str | None
+    rows: int
+    cosine: Stats
+    cosine_trimmed: Stats
+    trimmed_channels: int
+    norm_left: Stats
+    norm_reference: Stats
+    norm_ratio: Stats
+    rel_l2: Stats
+    max_abs: float
+    ulp_p50: float
+    ulp_p99: float
+    nan_rows: int
+    zero_rows: int
+    constant_rows: int
+    duplicate_rows: int
+    massive_rows: int
+    outlier_rows: int
+    worst: tuple[WorstRow, ...]
+    groups: tuple[Group, ...]
+    series: Series
+    verdict: str
+    judged: Judged
+    neighbour_rel_l2: float
+    noise_rel_l2: float
+    noise_rel_l2_p99: float
+    rounding: float
+    best_match: BestMatch | None
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Median distances between every row name and every column name."""
+
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    rel_l2: tuple[tuple[float, ...], ...]
+    cosine: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One named cause. ``id`` is of the closed vocabulary; ``severity`` "note" never turns a verdict.
+
+    judged_by_level: the finding rests on the limits only, so that another threshold may remove it.
+    """
+
+    id: str
+    kind: str = field(metadata={"key": "class"})
+    severity: str
+    confidence: float
+    slots: tuple[int, ...]
+    summary: str
+    evidence: Mapping[str, Any]
+    remedy: str
+    judged_by_level: bool = False
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """Rows that were not compared, and why."""
+
+    reason: str
+    count: int
+
+
+@dataclass(frozen=True)
+class FirstDifference:
+    """The first token at which two prompts differ: index, ids and, with a tokenizer, the text around it."""
+
+    index: int
+    left_id: int
+    reference_id: int
+    left_text: str | None
+    reference_text: str | None
+
+
+@dataclass(frozen=True)
+class AlignmentInfo:
+    """How rows were paired. token_shift s: the left row at position p was compared with reference row p + s."""
+
+    rows_compared: int
+    rows_left: int
+    rows_reference: int
+    token_shift: int
+    coverage: float
+    skipped: tuple[Skipped, ...]
+    first_difference: FirstDifference | None = None
+
+
+@dataclass(frozen=True)
+class SideInfo:
+    """One side of the comparison."""
+
+    path: str
+    format: str
+    recognised_by: str
+    tokens: int
+    prompt_length: int | None
+    hidden_size: int | None
+    dtype: str | None
+    slots: tuple[str, ...]
+    wiring: tuple[str | None, ...] | None
+    wiring_source: str | None
+    last: str | None
+    last_norm: str | None
+    boundaries: tuple[str, ...]
+    complete: bool
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """Accept lengths (tokens per round, bonus included): observed in the trace, expected if something says so."""
+
+    observed: float | None
+    rounds: int
+    expected: float | None
+    expected_source: str | None
+
+
+@dataclass(frozen=True)
+class NoiseInfo:
+    """Where the noise floor comes from, and its values per slot."""
+
+    source: str
+    rel_l2: tuple[float, ...]
+    rel_l2_p99: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Result:
+    """Everything that a comparison found. ``exit_code`` follows from ``verdict``."""
+
+    verdict: str
+    exit_code: int
+    summary: str
+    left: SideInfo
+    reference: SideInfo | None
+    alignment: AlignmentInfo
+    slots: tuple[SlotResult, ...]
+    others: tuple[SlotResult, ...]
+    matrix: Matrix | None
+    sweep: Matrix | None
+    findings: tuple[Finding, ...]
+    acceptance: Acceptance
+    noise: NoiseInfo
+    thresholds: Thresholds
+    environment: Mapping[str, Any]
+    configs: Mapping[str, Any] = field(default_factory=dict)
+    schema: str = SCHEMA
+    tool_version: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values; the order is that of architecture.md's contract."""
+        plain: dict[str, Any] = to_plain(self)
+        return {"schema": plain.pop("schema"), **plain}
+
+    @staticmethod
+    def from_json(value: Any) -> Result:
+        """The result that :meth:`to_json` wrote.
+
+        Raises UnknownFormat for another schema and UnreadableFile for a damaged one.
+        """
+        schema = value.get("schema") if isinstance(value, dict) else None
+        if schema != SCHEMA:
+            raise UnknownFormat(
+                f"This is no drafttrace result: its schema is {schema!r}, not '{SCHEMA}'; give the file that "
+                "drafttrace diff --json wrote."
+            )
+        try:
+            return from_plain(Result, value)
+        except ValueError as error:
+            raise UnreadableFile(
+                f"The drafttrace result is damaged ({error}); write it again with drafttrace diff --json."
+            ) from None
+
+
+def load_result(text: str) -> Result:
+    """A result from the text of its JSON file."""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UnreadableFile(
+            f"The result is no JSON ({error}); give the file that drafttrace diff --json wrote."
+        ) from None
+    return Result.from_json(value)

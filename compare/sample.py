@@ -1,0 +1,135 @@
+"""The few rows on which location and hypotheses are worked out, read once from both sides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from drafttrace.compare.align import Alignment
+from drafttrace.compare.measure import Bools, massive_channels, massive_rows
+from drafttrace.tracer.capture import Capture, Ints, Slot
+from drafttrace.tracer.rows import Floats, Rows
+
+MAX_ROWS = 128
+MIN_ROWS = 3
+
+
+@dataclass(frozen=True)
+class Stream:
+    """One state of one side. kind: slot, embed, last or sweep. boundary: what the file declares."""
+
+    side: str
+    kind: str
+    name: str
+    rows: Rows
+    boundary: int | None
+    slot: int = -1
+    present: Bools | None = None
+
+    def has(self, index: Ints) -> Bools:
+        """Which of the rows ``index`` the stream holds."""
+        inside: Bools = (index >= 0) & (index < len(self.rows))
+        if self.present is not None:
+            inside = inside & self.present[np.clip(index, 0, len(self.present) - 1)]
+        return inside
+
+
+def slot_streams(side: str, capture: Capture) -> tuple[Stream, ...]:
+    """The slots of a capture, in fc order."""
+    masks = capture.present
+    return tuple(
+        Stream(side, "slot", s.name, s.rows, s.boundary, i, masks.get(s.name)) for i, s in enumerate(capture.slots)
+    )
+
+
+def other_streams(side: str, capture: Capture) -> tuple[Stream, ...]:
+    """Embedding and last state of a capture, those that it has."""
+    found = []
+    if capture.embed is not None:
+        found.append(_embed(side, capture.embed, capture))
+    if capture.last is not None:
+        last = capture.last
+        found.append(Stream(side, "last", last.name, last.rows, last.boundary, -1, capture.present.get("last")))
+    return tuple(found)
+
+
+def sweep_streams(side: str, capture: Capture) -> tuple[Stream, ...]:
+    """The boundaries that a capture holds, the embedding as B0 among them where the sweep lacks it."""
+    streams = [
+        Stream(side, "sweep", f"boundary/{k}", rows, k, -3, capture.present.get(f"boundary/{k}"))
+        for k, rows in sorted(capture.boundaries.items())
+    ]
+    if streams and 0 not in capture.boundaries and capture.embed is not None:
+        streams.insert(0, _embed(side, capture.embed, capture))
+    return tuple(streams)
+
+
+def _embed(side: str, embed: Slot, capture: Capture) -> Stream:
+    return Stream(side, "embed", embed.name, embed.rows, 0, -2, capture.present.get("embed"))
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Pairs of rows to read: ``left`` and ``reference`` hold one row index per pair."""
+
+    left: Ints
+    reference: Ints
+    positions: Ints
+
+    def __len__(self) -> int:
+        return len(self.left)
+
+    def read(self, stream: Stream, shift: int = 0) -> Floats:
+        """The sample's rows of one stream, ``[m, H]`` float32; reference rows moved by ``shift``.
+
+        A row that the stream does not have is NaN.
+        """
+        index = self.left if stream.side == "left" else self.reference + shift
+        inside = stream.has(index)
+        if inside.all():
+            return stream.rows.take(index)
+        found = np.full((len(index), stream.rows.width), np.nan, np.float32)
+        found[inside] = stream.rows.take(index[inside])
+        return found
+
+
+def choose(
+    alignment: Alignment, left: tuple[Stream, ...], reference: tuple[Stream, ...], most: int = MAX_ROWS
+) -> Sample:
+    """Up to ``most`` pairs, spread evenly, that every given stream has, without massive or broken rows.
+
+    Position 0 is left out where enough other rows exist: it is a massive row in real models.
+    """
+    ours, theirs = alignment.left_rows, alignment.reference_rows
+    keep = np.ones(len(alignment), np.bool_)
+    for stream in left:
+        keep &= stream.has(ours)
+    for stream in reference:
+        keep &= stream.has(theirs)
+    rows = np.flatnonzero(keep & (alignment.positions > 0))
+    if len(rows) < MIN_ROWS:
+        rows = np.flatnonzero(keep)
+    rows = _spread(rows, 2 * most)
+    sample = Sample(ours[rows], theirs[rows], alignment.positions[rows])
+    good = np.ones(len(rows), np.bool_)
+    for stream in (*left, *reference):
+        if stream.kind == "slot":
+            norms = np.linalg.norm(sample.read(stream).astype(np.float64), axis=1)
+            ordinary = np.isfinite(norms) & ~massive_rows(norms)
+            if ordinary.sum() >= MIN_ROWS and (good & ordinary).sum() >= min(MIN_ROWS, good.sum()):
+                good &= ordinary
+    rows = _spread(rows[good], most)
+    return Sample(ours[rows], theirs[rows], alignment.positions[rows])
+
+
+def _spread(rows: Ints, most: int) -> Ints:
+    if len(rows) <= most:
+        return rows
+    return rows[np.linspace(0, len(rows) - 1, most).round().astype(np.int64)]
+
+
+def trimmed_channels(sample: Sample, streams: tuple[Stream, ...]) -> Mapping[str, Ints]:
+    """Per stream (key ``side:name``) the massive channels found on the sample."""
+    return {f"{s.side}:{s.name}": massive_channels(sample.read(s)) for s in streams}

@@ -1,0 +1,222 @@
+"""From two captures and their pairs of rows to where every slot stands: the value side of the diagnosis."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from drafttrace.compare.align import Alignment
+from drafttrace.compare.explain import scale_only, stream_facts
+from drafttrace.compare.facts import DECLARED, VALUE, StreamFacts
+from drafttrace.compare.locate import (
+    Distance,
+    Located,
+    choose_shift,
+    cross_distances,
+    locate,
+    neighbour_distances,
+    shift_scores,
+)
+from drafttrace.compare.sample import (
+    MIN_ROWS,
+    Sample,
+    Stream,
+    choose,
+    other_streams,
+    slot_streams,
+    sweep_streams,
+)
+from drafttrace.compare.thresholds import Thresholds
+from drafttrace.compare.wiring import Reading, read
+from drafttrace.tracer.capture import Capture
+
+
+@dataclass(frozen=True)
+class Sides:
+    """The streams of both captures."""
+
+    left_slots: tuple[Stream, ...]
+    left_others: tuple[Stream, ...]
+    left_sweep: tuple[Stream, ...]
+    reference_slots: tuple[Stream, ...]
+    reference_others: tuple[Stream, ...]
+    reference_sweep: tuple[Stream, ...]
+
+    @staticmethod
+    def of(left: Capture, reference: Capture) -> Sides:
+        """All streams of two captures."""
+        return Sides(
+            slot_streams("left", left),
+            other_streams("left", left),
+            sweep_streams("left", left),
+            slot_streams("reference", reference),
+            other_streams("reference", reference),
+            sweep_streams("reference", reference),
+        )
+
+
+@dataclass(frozen=True)
+class Location:
+    """Where every stream stands. atlas: the side whose sweep located them, or None.
+
+    neighbours: per boundary the distance to its nearest neighbour. cross: left name -> reference name -> distance.
+    """
+
+    sample: Sample
+    atlas: str | None
+    atlas_streams: tuple[Stream, ...]
+    left: tuple[StreamFacts, ...]
+    reference: tuple[StreamFacts, ...]
+    neighbours: Mapping[int, float]
+    cross: Mapping[str, Mapping[str, Distance]]
+
+
+def find_shift(alignment: Alignment, sides: Sides) -> int:
+    """The row shift that the values ask for, 0 where the pairing by ids is right."""
+    sample, atlas = _sample(alignment, sides)
+    mine = (*sides.left_slots, *sides.left_others, *(a for a in atlas if a.side == "left"))
+    theirs = sides.reference_slots or sides.reference_others
+    if any(a.side == "reference" for a in atlas):
+        mine, theirs = (*sides.left_slots,), (*sides.reference_slots,)
+    if len(sample) < MIN_ROWS or not mine or not theirs:
+        return 0
+    return choose_shift(shift_scores(sample, mine, theirs))
+
+
+def locate_all(alignment: Alignment, sides: Sides, thresholds: Thresholds) -> Location:
+    """Place every slot and last state of both sides."""
+    sample, atlas = _sample(alignment, sides)
+    side = atlas[0].side if atlas else None
+    neighbours = neighbour_distances(sample, atlas) if atlas else {}
+    left_lasts = tuple(s for s in sides.left_others if s.kind == "last")
+    right_lasts = tuple(s for s in sides.reference_others if s.kind == "last")
+    left, right = (*sides.left_slots, *left_lasts), (*sides.reference_slots, *right_lasts)
+
+    def places(streams: Sequence[Stream]) -> tuple[Located | None, ...]:
+        if not atlas:
+            return (None,) * len(streams)
+        return locate(sample, streams, atlas, thresholds.located, neighbours)
+
+    ours = stream_facts(left, places(left), sample, atlas, (*sides.reference_slots, *right_lasts), thresholds)
+    theirs = stream_facts(right, places(right), sample, atlas, (*sides.left_slots, *left_lasts), thresholds)
+    rows, columns = (*sides.left_slots, *sides.left_others), (*sides.reference_slots, *sides.reference_others)
+    table = cross_distances(sample, rows, columns)
+    cross = {
+        r.name: {c.name: d for c, d in zip(columns, line, strict=True)} for r, line in zip(rows, table, strict=True)
+    }
+    if not atlas:
+        ours = _without_sweep(ours, theirs, cross, sides, sample, thresholds)
+    return Location(sample, side, atlas, ours, theirs, neighbours, cross)
+
+
+def _sample(alignment: Alignment, sides: Sides) -> tuple[Sample, tuple[Stream, ...]]:
+    """The rows to look at, and the sweep that covers them: the left side's where it has one."""
+    for sweep in (sides.left_sweep, sides.reference_sweep):
+        if len(sweep) < 2:
+            continue
+        left = (*sides.left_slots, *(s for s in sweep if s.side == "left"))
+        right = (*sides.reference_slots, *(s for s in sweep if s.side == "reference"))
+        sample = choose(alignment, left, right)
+        if len(sample) >= MIN_ROWS:
+            return sample, sweep
+    return choose(alignment, sides.left_slots, sides.reference_slots), ()
+
+
+def _without_sweep(
+    ours: tuple[StreamFacts, ...],
+    theirs: tuple[StreamFacts, ...],
+    cross: Mapping[str, Mapping[str, Distance]],
+    sides: Sides,
+    sample: Sample,
+    thresholds: Thresholds,
+) -> tuple[StreamFacts, ...]:
+    """Left slots that equal a state of the reference get that state's declared boundary, by value.
+
+    States without a declared boundary stand for themselves under the numbers -1, -2, ... (see :func:`stand_in`).
+    """
+    names = {s.name: s for s in theirs}
+    streams = {s.name: s for s in (*sides.left_slots, *sides.reference_slots)}
+    found = []
+    for fact in ours:
+        best = best_of(cross.get(fact.name, {}), names)
+        if fact.index < 0 or best is None or best[1].rel_l2 > thresholds.match:
+            found.append(fact)
+            continue
+        other = names[best[0]]
+        scaled = None
+        if other.name in streams:
+            x, y = sample.read(streams[fact.name]), sample.read(streams[other.name])
+            scaled = scale_only(x, y, other.name, other.declared, thresholds)
+        found.append(
+            StreamFacts(
+                fact.side,
+                fact.index,
+                fact.name,
+                fact.declared,
+                stand_in(other),
+                VALUE,
+                fact.located,
+                scaled,
+                fact.broken,
+            )
+        )
+    return tuple(found)
+
+
+def best_of(line: Mapping[str, Distance], names: Mapping[str, object]) -> tuple[str, Distance] | None:
+    """The nearest reference state among ``names``."""
+    known = [(name, d) for name, d in line.items() if name in names and d.rel_l2 == d.rel_l2]
+    return min(known, key=lambda one: one[1].rel_l2, default=None)
+
+
+def stand_in(stream: StreamFacts) -> int:
+    """A number for the boundary of a reference state: the declared one, else a negative one of its own, far from others."""
+    if stream.boundary is not None:
+        return stream.boundary
+    return -1000 * (stream.index + 2)
+
+
+@dataclass(frozen=True)
+class Wirings:
+    """Both wirings as integers, what they rest on, and how the left follows from the reference."""
+
+    left: tuple[int | None, ...]
+    reference: tuple[int | None, ...]
+    tail: int | None
+    by: str | None
+    reading: Reading | None
+
+
+def wirings(location: Location) -> Wirings:
+    """What the located (else declared) boundaries say about each other."""
+    ours = [s for s in location.left if s.index >= 0]
+    theirs = [s for s in location.reference if s.index >= 0]
+    last = next((s for s in location.reference if s.index == -1), None)
+    if location.atlas is None:
+        left = tuple(_left_number(s, theirs) for s in ours)
+        reference: tuple[int | None, ...] = tuple(stand_in(s) for s in theirs)
+        tail = stand_in(last) if last is not None else None
+    else:
+        left = tuple(s.boundary for s in ours)
+        reference = tuple(s.boundary for s in theirs)
+        tail = last.boundary if last is not None else None
+    reading = read(left, reference, tail) if left and reference else None
+    proven = all(s.by == VALUE for s in ours if s.boundary is not None) and any(s.by == VALUE for s in ours)
+    if location.atlas is not None:
+        proven = proven and all(s.by == VALUE for s in theirs if s.boundary is not None)
+    by = VALUE if proven else DECLARED if any(s.by for s in ours) else None
+
+    def shown(numbers: Sequence[int | None]) -> tuple[int | None, ...]:
+        return tuple(k if k is not None and k >= 0 else None for k in numbers)
+
+    return Wirings(shown(left), shown(reference), shown([tail])[0], by, reading)
+
+
+def _left_number(stream: StreamFacts, theirs: Sequence[StreamFacts]) -> int | None:
+    """A left slot's boundary without a sweep. A declaration that the values contradict counts as unknown."""
+    if stream.by != DECLARED:
+        return stream.boundary
+    same = [t for t in theirs if t.index == stream.index]
+    if same and same[0].declared == stream.declared:
+        return None
+    return stream.boundary if all(t.declared is not None for t in theirs) else None

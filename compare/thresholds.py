@@ -1,0 +1,105 @@
+"""What a measurement is judged against. Kept apart from the measurements, so that a saved result can be judged again."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from drafttrace.tracer.errors import DrafttraceError
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """Limits on relative L2 distances (medians over rows) and on what counts as a fit.
+
+    match: at or below it a slot matches when nothing better is known (served bf16 against transformers bf16 lies
+    below 0.03). noise: above ``match`` and at or below it, an unstructured difference is called noise.
+    neighbour_match / neighbour_noise: the same two limits as parts of the distance to the nearest neighbouring
+    boundary; the smaller of the absolute and the relative limit holds. noise_match / noise_limit: multiples of a
+    recorded noise floor, which replace ``match`` and ``noise``. located: a boundary is the right one when its
+    distance is below this part of the second best. scale: a fitted factor further from 1 than this is a fault.
+    row: one row further off than this, and with a cosine below ``row_cosine``, holds something else. accept: a
+    mean accept length below it is suspicious.
+    """
+
+    match: float = 0.05
+    noise: float = 0.15
+    neighbour_match: float = 0.5
+    neighbour_noise: float = 0.8
+    noise_match: float = 2.0
+    noise_limit: float = 4.0
+    located: float = 0.6
+    scale: float = 0.01
+    row: float = 0.5
+    row_cosine: float = 0.85
+    accept: float = 1.3
+
+    def replaced(self, settings: Sequence[str]) -> Thresholds:
+        """These thresholds with ``name=value`` settings applied, as ``--threshold`` gives them."""
+        names = [field.name for field in dataclasses.fields(self)]
+        changes: dict[str, float] = {}
+        for setting in settings:
+            name, _, text = setting.partition("=")
+            try:
+                value = float(text)
+            except ValueError:
+                value = -1.0
+            if name.strip() not in names or not 0 <= value < float("inf"):
+                known = ", ".join(names)
+                raise DrafttraceError(f"The threshold '{setting}' is not NAME=NUMBER with a NAME out of: {known}.")
+            changes[name.strip()] = value
+        return dataclasses.replace(self, **changes)
+
+
+DEFAULT = Thresholds()
+
+
+def parse_thresholds(settings: Sequence[str]) -> Thresholds:
+    """The default thresholds with the ``--threshold`` settings applied."""
+    return DEFAULT.replaced(settings)
+
+
+@dataclass(frozen=True)
+class Noise:
+    """The noise floor of a recorded self-comparison: relative L2 per slot, median and 99th percentile over rows."""
+
+    source: str
+    rel_l2: tuple[float, ...]
+    rel_l2_p99: tuple[float, ...]
+
+    def of_slot(self, slot: int) -> tuple[float, float] | None:
+        """(median, p99) of one slot; None where the recording lacks it."""
+        if 0 <= slot < len(self.rel_l2):
+            return self.rel_l2[slot], self.rel_l2_p99[slot]
+        return None
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The two limits that one slot was judged against, and in words where they come from."""
+
+    match: float
+    noise: float
+    against: str
+
+
+def slot_limits(
+    thresholds: Thresholds, noise: tuple[float, float] | None, neighbour: float | None, rounding: float = 0.0
+) -> Limits:
+    """Limits for one slot.
+
+    noise: (median, p99) of a recorded noise floor. neighbour: relative L2 from the reference's boundary to its
+    nearest neighbour. rounding: what the coarser of the two number formats loses by itself.
+    """
+    match, most, why = thresholds.match, thresholds.noise, "the default limits"
+    if noise is not None:
+        match = max(thresholds.noise_match * noise[0], 2 * rounding, 1e-6)
+        most = max(thresholds.noise_limit * noise[0], noise[1], match)
+        why = f"a recorded noise floor of {noise[0]:.2g}"
+    if neighbour is not None and neighbour > 0:
+        near, far = thresholds.neighbour_match * neighbour, thresholds.neighbour_noise * neighbour
+        if near < match or far < most:
+            why += f", held below the neighbouring boundary at {neighbour:.2g}"
+        match, most = min(match, near), min(most, far)
+    return Limits(match, max(match, most), why)

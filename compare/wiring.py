@@ -1,0 +1,98 @@
+"""What two lists of boundaries say about each other. Pure integers: no tensors, no files.
+
+Of all readings of the difference the one with the fewest separate faults is taken; a moved list (slot shift) plus
+one boundary early everywhere is two faults, three unrelated boundaries would be three.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import permutations
+
+Boundaries = Sequence[int | None]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How the left wiring follows from the reference's.
+
+    Left slot i holds entry ``order[i]`` of the reference list (its slots, then its last entry), moved by
+    ``offsets[i]`` boundaries. order[i] is None where the left slot has no counterpart (an extra one).
+    shift: k where order[i] = i + k for all slots. permuted: the order is another one. offset: d where one offset
+    other than 0 holds for all. wrong: slots that hold an unrelated boundary. cost: separate faults.
+    """
+
+    order: tuple[int | None, ...]
+    offsets: tuple[int | None, ...]
+    shift: int
+    permuted: bool
+    offset: int
+    moved: tuple[int, ...]
+    wrong: tuple[int, ...]
+    cost: float
+
+    @property
+    def same(self) -> bool:
+        """Whether the two lists agree."""
+        return not (self.shift or self.permuted or self.offset or self.moved or self.wrong)
+
+
+def read(left: Boundaries, reference: Boundaries, tail: int | None = None) -> Reading:
+    """The cheapest reading of ``left`` against ``reference``; ``tail`` is the boundary of the entry after the slots.
+
+    Unknown boundaries (None) agree with everything and prove nothing.
+    """
+    readings = [_shifted(left, reference, tail, k, d) for k in _shifts(left, reference) for d in (0, 1, -1, 2, -2)]
+    if len(left) == len(reference) and 2 <= len(left) <= 6:
+        for order in permutations(range(len(left))):
+            if any(order[i] != i for i in range(len(left))):
+                readings += [_permuted(left, reference, order, d) for d in (0, 1, -1)]
+    return min(readings, key=lambda r: (r.cost, abs(r.shift), abs(r.offset), r.permuted))
+
+
+def _shifts(left: Boundaries, reference: Boundaries) -> list[int]:
+    most = max(len(left), len(reference))
+    return sorted(range(-most + 1, most), key=lambda k: (abs(k), -k))
+
+
+def _shifted(left: Boundaries, reference: Boundaries, tail: int | None, shift: int, offset: int) -> Reading:
+    entries = [*reference, tail] if tail is not None else list(reference)
+    order = tuple(i + shift if 0 <= i + shift < len(entries) else None for i in range(len(left)))
+    return _reading(left, entries, order, shift, False, offset)
+
+
+def _permuted(left: Boundaries, reference: Boundaries, order: Sequence[int], offset: int) -> Reading:
+    return _reading(left, list(reference), tuple(order), 0, True, offset)
+
+
+def _reading(
+    left: Boundaries,
+    entries: list[int | None],
+    order: tuple[int | None, ...],
+    shift: int,
+    permuted: bool,
+    offset: int,
+) -> Reading:
+    offsets: list[int | None] = []
+    moved, wrong, proven, free = [], [], 0, 0
+    for i, (mine, entry) in enumerate(zip(left, order, strict=True)):
+        theirs = None if entry is None else entries[entry]
+        if entry is None:
+            free += 1
+        if mine is None or theirs is None:
+            offsets.append(None)
+            continue
+        offsets.append(mine - theirs)
+        rest = mine - theirs - offset
+        if rest == 0:
+            proven += 1
+        elif abs(rest) == 1:
+            moved.append(i)
+        else:
+            wrong.append(i)
+    cost = (shift != 0) + 1.5 * permuted + (offset != 0) * (1 + 0.6 * (abs(offset) > 1))
+    cost += 1.0 * len(moved) + 1.1 * len(wrong) + 0.6 * free
+    if (shift or permuted or offset) and proven < 2:
+        cost += 2.0  # one agreeing slot proves no pattern
+    return Reading(order, tuple(offsets), shift, permuted, offset, tuple(moved), tuple(wrong), cost)

@@ -26,7 +26,8 @@ class Settings:
 
     directory: the trace folder, shared by all processes of one server. token: needed to start a trace, if set.
     max_trace_bytes, max_traces (at once), max_dir_bytes: budgets. queue_bytes: bound of the host queue between the
-    forward pass and the writer thread. all_ranks: every rank writes its tensors. wiring: boundaries that the target
+    forward pass and the writer thread. graph_bytes: bound of the static buffers that taps inside CUDA graphs write to,
+    on the device. all_ranks: every rank writes its tensors. wiring: boundaries that the target
     is made to hand over, whatever the draft config says.
     """
 
@@ -36,6 +37,7 @@ class Settings:
     max_traces: int = 16
     max_dir_bytes: int = 32768 * MIB
     queue_bytes: int = 512 * MIB
+    graph_bytes: int = 1024 * MIB
     all_ranks: bool = False
     wiring: tuple[int, ...] | None = None
 
@@ -57,6 +59,7 @@ class Settings:
             max_traces=_number(environment, "DRAFTTRACE_MAX_TRACES", Settings.max_traces),
             max_dir_bytes=_number(environment, "DRAFTTRACE_MAX_DIR_BYTES", Settings.max_dir_bytes),
             queue_bytes=_number(environment, "DRAFTTRACE_QUEUE_BYTES", Settings.queue_bytes),
+            graph_bytes=_number(environment, "DRAFTTRACE_GRAPH_BYTES", Settings.graph_bytes),
             all_ranks=environment.get("DRAFTTRACE_ALL_RANKS") == "1",
             wiring=_wiring(environment.get("DRAFTTRACE_WIRING", "")),
         )
@@ -68,6 +71,7 @@ class Settings:
             "max_traces": self.max_traces,
             "max_dir_bytes": self.max_dir_bytes,
             "queue_bytes": self.queue_bytes,
+            "graph_bytes": self.graph_bytes,
         }
 
 

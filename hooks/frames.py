@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from drafttrace.hooks.session import Session
 
 
+def is_boundary(name: str) -> bool:
+    """Whether a tap belongs to the layer sweep."""
+    return name.startswith("boundary/")
+
+
 @dataclass
 class Part:
     """One tap's rows of one request: ``tensor`` ``[m, width]`` stands at rows ``offset .. offset+m`` of the group.
@@ -85,10 +90,14 @@ class Frame:
         for span in self.spans:
             if not span.session.wants(name) or name in span.rows.parts:
                 continue
-            stop = span.session.cut(name, span.rows, span.start, span.stop)
+            stop = span.stop
+            if is_boundary(
+                name
+            ):  # a layer sweep may cover only the first rows, of the trace or of a graph's buffer
+                stop = min(stop, span.start + span.rows.sweep, tensor.shape[0])
             if stop <= span.start:
                 continue
-            if tensor.shape[0] < span.stop:
+            if tensor.shape[0] < stop:
                 raise RuntimeError(
                     f"the tap {name} saw {tensor.shape[0]} rows where the batch has {self.live_rows} or more"
                 )
@@ -135,7 +144,7 @@ class Batch:
                 part.tensor = _pinned(part.tensor)
         if self.nodes is not None and self.count is not None:
             self.nodes, self.count = _pinned(self.nodes), _pinned(self.count)
-        self.event = torch.cuda.Event()
+        self.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self.event.record()
 
     def wait(self) -> None:

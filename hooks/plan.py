@@ -70,10 +70,14 @@ def _draft_specs(draft: DraftFacts, options: TapOptions) -> tuple[TensorSpec, ..
     return tuple(specs)
 
 
-def expected_taps(layout: TraceLayout, side: str, phase: Phase) -> tuple[str, ...]:
+def expected_taps(layout: TraceLayout, side: str, phase: Phase, *, graph: bool = False) -> tuple[str, ...]:
     """The taps that must fire in a forward pass of this phase (a layer sweep aside: it has its own row budget)."""
     if side == "target":
         return tuple(spec.name for spec in layout.target if not spec.is_boundary)
     names = tuple(spec.name for spec in layout.draft)
     # fc stands before the first draft step only: later steps take the recycled state.
-    return names if phase in EXTEND else tuple(name for name in names if not name.startswith("fc_"))
+    if phase in EXTEND:
+        return names
+    # A graph of all draft steps picks its tokens inside; its logits never stand anywhere to be read.
+    gone = ("fc_", "topk/") if graph else ("fc_",)
+    return tuple(name for name in names if not name.startswith(gone))

@@ -15,14 +15,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from drafttrace.hooks.config import Settings, trace_id_of
-from drafttrace.hooks.frames import Batch, Frame, FrameRows, Span
+from drafttrace.hooks.frames import Batch, Frame, FrameRows, Span, is_boundary
 from drafttrace.hooks.identity import RowGroup
-from drafttrace.hooks.options import BadOptions, TapOptions
+from drafttrace.hooks.options import AUTO_ROWS, BadOptions, TapOptions
 from drafttrace.hooks.plan import ModelFacts
 from drafttrace.hooks.session import Session
 from drafttrace.hooks.sink import WriterThread
+from drafttrace.hooks.static import StaticTaps
 from drafttrace.hooks.store import INCOMPLETE, Store, read_json, write_json
 from drafttrace.tracer.capture import Phase
+from drafttrace.tracer.trace.schema import SOURCE_GRAPH_BUFFER
 
 if TYPE_CHECKING:
     import torch
@@ -43,8 +45,18 @@ class Entry:
     cached_prefix: int = 0
 
 
+def graph_is_captured() -> bool:
+    """Whether the current stream records a CUDA graph."""
+    import torch
+
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
 class Recorder:
-    """Sessions and frames of one process. ``active`` is the one thing that taps look at when nothing is traced."""
+    """Sessions and frames of one process. ``active`` is the one thing that taps look at when nothing is traced.
+
+    starting: graphs are captured only while the server starts. scope: what kind of forward pass runs then.
+    """
 
     def __init__(self, settings: Settings, store: Store, facts: Callable[[], ModelFacts], *, rank: int = 0) -> None:
         self.active = False
@@ -56,10 +68,17 @@ class Recorder:
         self.errors = 0
         self.last_error: str | None = None
         self.frame: Frame | None = None
+        self.starting = True
+        self.scope = ""
+        self.static = StaticTaps(settings.graph_bytes)
         self._facts = facts
         self._batches: dict[str, Batch] = {}
         self._seen: dict[str, Any] = {}
         self._lock = threading.Lock()
+
+    def slots(self) -> int:
+        """Slots that the target hands over."""
+        return self._facts().slots
 
     # Requests
 
@@ -171,14 +190,31 @@ class Recorder:
         return self.frame
 
     def tap(self, side: str, name: str, tensor: torch.Tensor) -> None:
-        """A tap fired with ``tensor`` ``[batch rows, width]``."""
+        """A tap fired with ``tensor`` ``[batch rows, width]``: in an eager pass, or while a graph is captured."""
         frame = self.frame
-        if frame is None or frame.side != side:
+        if frame is None:
+            if self.starting and self.scope and graph_is_captured():
+                self.static.write(self.scope, name, tensor, AUTO_ROWS if is_boundary(name) else None)
+            return
+        if frame.side != side:
             return
         try:
             frame.take(name, tensor)
         except Exception as error:
             self.fail(f"the tap {name}", error, frame)
+
+    def take_static(self, scope: str, *, padded: int | None = None) -> bool:
+        """After a graph's replay: fill the frame from the static buffers of ``scope``; whether there was any."""
+        frame = self.frame
+        if frame is None:
+            return False
+        found = False
+        for name in self.static.names(scope):
+            rows = self.static.read(scope, name, frame.live_rows, padded)
+            if rows is not None:
+                frame.take(name, rows, SOURCE_GRAPH_BUFFER)
+                found = True
+        return found
 
     def end_frame(self, *, graph: bool = False, padded_rows: int | None = None) -> None:
         """The forward pass is over: book which taps fired."""

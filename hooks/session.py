@@ -10,7 +10,7 @@ from typing import Any
 
 from drafttrace.hooks import store as states
 from drafttrace.hooks.config import Settings
-from drafttrace.hooks.frames import Batch, FrameRows
+from drafttrace.hooks.frames import Batch, FrameRows, is_boundary
 from drafttrace.hooks.options import TapOptions
 from drafttrace.hooks.plan import ModelFacts, expected_taps, layout_of
 from drafttrace.hooks.sink import TraceFile, WriterThread
@@ -68,12 +68,6 @@ class Session:
         """Whether this trace records the tap."""
         return name in self._names
 
-    def cut(self, name: str, rows: FrameRows, start: int, stop: int) -> int:
-        """Where the rows of a tap end: a layer sweep may cover only the first rows of the trace."""
-        if not name.startswith("boundary/"):
-            return stop
-        return min(stop, start + rows.sweep)
-
     def plan_sweep(self, rows: FrameRows) -> None:
         """Give the next target rows their share of the sweep's row budget."""
         if rows.side != "target" or not self._boundaries:
@@ -93,15 +87,24 @@ class Session:
 
     def count_frame(self, rows: FrameRows) -> None:
         """Book which taps should have fired in these rows and which did."""
-        expected = expected_taps(self.layout, rows.side, rows.group.phase)
-        if rows.sweep:
+        expected = expected_taps(self.layout, rows.side, rows.group.phase, graph=rows.graph)
+        if rows.sweep and not rows.graph:
             expected += tuple(self._boundaries)
+        elif rows.sweep:
+            self._end_sweep(rows)
         for name in expected:
             self._probes[name][0] += 1
         for name, part in rows.parts.items():
             probe = self._probes[name]
             probe[1] += 1
             probe[2] += len(part.tensor)
+
+    def _end_sweep(self, rows: FrameRows) -> None:
+        """A graph does not run the layers' hooks: what its buffers held is the end of the sweep."""
+        held = min((len(part.tensor) for name, part in rows.parts.items() if is_boundary(name)), default=0)
+        if held < rows.sweep and self._sweep_left != 0:
+            self._sweep_left = 0
+            self.note("sweep_ended", rows=held, reason="the rows after these were computed by a CUDA graph")
 
     def commit(self, batch: Batch) -> None:
         """Hand a finished scheduler step to the writer thread, or count what had to be dropped."""

@@ -13,14 +13,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from drafttrace.hooks.recorder import Recorder
+from drafttrace.hooks.recorder import Recorder, graph_is_captured
+
+PREFILL = "target/prefill"  # scope of the static buffers of prefill graphs
 
 
 def backbone_of(model: nn.Module) -> nn.Module:
     """The module that holds the embedding and the decoder layers (or ``fc``). Raises LookupError without one."""
-    for module in model.modules():
+    for name, module in model.named_modules():
         if hasattr(module, "embed_tokens") and (hasattr(module, "layers") or hasattr(module, "fc")):
-            return module
+            return model.get_submodule(name)
     raise LookupError(f"{type(model).__name__} has no module with embed_tokens and layers")
 
 
@@ -36,8 +38,16 @@ def fc_of(model: nn.Module) -> nn.Module | None:
     """The draft's ``fc``, where it has one."""
     for name, module in model.named_modules():
         if name.rsplit(".", 1)[-1] == "fc" and hasattr(module, "weight"):
-            return module
+            return model.get_submodule(name)
     return None
+
+
+def fc_widths(fc: nn.Module) -> tuple[int, int]:
+    """Columns that ``fc`` takes and gives (torch's linear layer, or SGLang's parallel ones before sharding)."""
+    module: Any = fc
+    if hasattr(module, "in_features"):
+        return int(module.in_features), int(module.out_features)
+    return int(module.input_size), int(module.output_size)
 
 
 class Taps:
@@ -48,10 +58,6 @@ class Taps:
         self._side = side
         self.names: list[str] = []
 
-    def _wanted(self) -> bool:
-        frame = self._recorder.frame
-        return frame is not None and frame.side == self._side
-
     def emit(self, name: str, tensor: torch.Tensor) -> None:
         """Hand one tensor of a running forward pass to the recorder."""
         self._recorder.tap(self._side, name, tensor)
@@ -61,7 +67,7 @@ class Taps:
         recorder = self._recorder
 
         def hook(*args: Any) -> None:
-            if recorder.frame is None or not self._wanted():
+            if recorder.frame is None and not (recorder.starting and graph_is_captured()):
                 return
             try:
                 read(*args)
@@ -88,7 +94,9 @@ class Taps:
             watch_boundary(backbone, found, k, layers, self._sweep, partial(self.guarded, name))
 
     def _sweep(self, k: int, tensor: torch.Tensor) -> None:
-        self.emit(f"boundary/{k}", tensor)
+        # Inside a graph a copy of every layer would cost every replay: there, the first rows of a prefill must do.
+        if self._recorder.frame is not None or self._recorder.scope == PREFILL:
+            self.emit(f"boundary/{k}", tensor)
 
     def draft(self, model: nn.Module) -> None:
         """Embedding, ``fc`` and the state that leaves the draft."""
@@ -119,8 +127,7 @@ class Taps:
             self.emit(f"aux/{slot}", tensor)
 
     def _slots(self) -> int:
-        frame = self._recorder.frame
-        return frame.spans[0].session.facts.slots if frame is not None else 0
+        return self._recorder.slots()
 
     def _draft_head(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """What the next step recycles: the aux state where the draft hands one over, else what the head reads."""

@@ -16,7 +16,7 @@ import torch
 import drafttrace
 from drafttrace.hooks.plan import DraftFacts, ModelFacts
 from drafttrace.hooks.sglang_engine import wiring
-from drafttrace.hooks.sglang_engine.attach import backbone_of, fc_of
+from drafttrace.hooks.sglang_engine.attach import backbone_of, fc_of, fc_widths
 from drafttrace.tracer.rows import DType
 
 _SECRET = re.compile(r"api_key|password|secret|keyfile|auth", re.IGNORECASE)
@@ -81,7 +81,7 @@ def raw_config(model_config: Any) -> dict[str, Any]:
             if isinstance(data, dict):
                 return data
     config = getattr(model_config, "hf_config", None)
-    made = config.to_dict() if hasattr(config, "to_dict") else {}
+    made = config.to_dict() if config is not None and hasattr(config, "to_dict") else {}
     return {**_plain(made), "_drafttrace_note": "config.json was not found; this is what transformers made of it"}
 
 
@@ -138,8 +138,7 @@ def draft_facts(draft: Any, handed_over: int) -> DraftFacts:
     fc = fc_of(draft.model)
     width_in = width_out = 0
     if fc is not None:
-        width_in = int(getattr(fc, "in_features", None) or getattr(fc, "input_size", 0))
-        width_out = int(getattr(fc, "out_features", None) or getattr(fc, "output_size", 0))
+        width_in, width_out = fc_widths(fc)
     hidden = int(draft.model_config.hidden_size)
     return DraftFacts(
         hidden=hidden, hidden_in=handed_over, fc_in=width_in, fc_out=width_out, dtype=dtype_of(draft.model)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from drafttrace.hooks.sglang_engine.attach import backbone_of, fc_of, logits_processor_of, watch_boundary
+from drafttrace.hooks.sglang_engine.attach import backbone_of, fc_of, fc_widths, logits_processor_of, watch_boundary
 from drafttrace.hooks.sglang_engine.wiring import layers_to_capture, setter_of
 from drafttrace.tracer.boundary import wiring_name
 from drafttrace.tracer.errors import DrafttraceError
@@ -46,7 +46,7 @@ class Override:
         self.wiring = list(wiring)
         self._kept: dict[int, torch.Tensor] = {}
         backbone = backbone_of(model)
-        layers = list(backbone.layers)
+        layers: list[nn.Module] = list(backbone.layers)  # type: ignore[arg-type]
         for k in sorted(set(wiring)):
             watch_boundary(backbone, layers, k, n, self._keep)
         logits_processor_of(model).register_forward_pre_hook(self._replace, with_kwargs=True, prepend=True)
@@ -71,14 +71,15 @@ class Override:
         """The class must hand over some list for ours to take its place."""
         setter = setter_of(model)
         if not layers_to_capture(model) and setter is not None:
-            setter.set_eagle3_layers_to_capture(None)
+            capture: Any = setter.set_eagle3_layers_to_capture
+            capture(None)
 
 
 def install(target: Any, draft: Any | None, wiring: Sequence[int], n: int) -> Override:
     """Check the wiring against the loaded models and put it in force. Raises WrongWiring."""
     hidden = int(target.model_config.hidden_size)
     fc = fc_of(draft.model) if draft is not None else None
-    width = None if fc is None else int(getattr(fc, "in_features", None) or fc.input_size)  # type: ignore[arg-type]
+    width = None if fc is None else fc_widths(fc)[0]
     check(wiring, n=n, hidden=hidden, width=width)
     made = Override(target.model, wiring, n)
     logger.warning(

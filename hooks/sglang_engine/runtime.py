@@ -17,8 +17,8 @@ from drafttrace.hooks.identity import extend_ranges, stride_range
 from drafttrace.hooks.plan import ModelFacts
 from drafttrace.hooks.recorder import Entry, Recorder
 from drafttrace.hooks.sglang_engine import facts as facts_of
-from drafttrace.hooks.sglang_engine import heads, override
-from drafttrace.hooks.sglang_engine.attach import Taps
+from drafttrace.hooks.sglang_engine import graphs, heads, override
+from drafttrace.hooks.sglang_engine.attach import Taps, backbone_of
 from drafttrace.hooks.sglang_engine.status import hook_report
 from drafttrace.hooks.sglang_engine.versions import SCHEDULER_HOOKS
 from drafttrace.hooks.store import Store
@@ -45,6 +45,7 @@ class SchedulerHooks:
         self._scheduler: Any = None
         self._known: ModelFacts | None = None
         self._step = 0
+        self._passes = graphs.Passes(self.recorder)
 
     def hook(self, name: str) -> Callable[..., Any]:
         """The function that SGLang's registry is given for the hook ``name``."""
@@ -77,6 +78,7 @@ class SchedulerHooks:
             else:
                 self.target = runner
                 taps.target(runner.model, facts_of.layers_of(runner.model_config))
+            self._passes.watch(side, backbone_of(runner.model))
             self.taps[side] = taps
         except Exception as error:
             self.failed[side] = f"the taps of the {side} could not be attached: {error}"
@@ -93,6 +95,7 @@ class SchedulerHooks:
         """Serving begins: say what this process is. It ends: end the traces."""
         self.fired["run_event_loop"] += 1
         self._scheduler = scheduler
+        self.recorder.starting = False
         self.publish()
         try:
             return original(scheduler, *args, **kwargs)
@@ -177,13 +180,9 @@ class SchedulerHooks:
         step = -1
         if phase is Phase.DRAFT_DECODE:
             step, self._step = self._step, self._step + 1
-        frame = self.recorder.begin_frame(
+        self.recorder.begin_frame(
             side, phase, entries, position=batch.positions, token_id=batch.input_ids, step=step, branches=branches
         )
-        if frame is not None and side == "draft":
-            hidden = getattr(batch.spec_info, "hidden_states", None)
-            if hidden is not None:
-                self.recorder.tap("draft", "hidden_in", hidden)
 
     def _rows(self, side: str, mode: Any, batch: Any) -> tuple[Phase, list[Entry], int]:
         """Phase of a forward pass, where each request's rows stand in it, and the branches of a draft tree."""
@@ -204,11 +203,42 @@ class SchedulerHooks:
                 for i, (rid, (start, stop)) in enumerate(zip(rids, ranges, strict=False))
             ]
             return phase, entries, 1
-        entries = []
-        for i, rid in enumerate(rids):
-            start, stop = stride_range(i, stride)
-            entries.append(Entry(rid, start, stop, i, self._cached(rid, None)))
-        return phase, entries, stride if phase is Phase.DRAFT_DECODE else 1
+        return phase, self._strided(rids, stride), stride if phase is Phase.DRAFT_DECODE else 1
+
+    def _strided(self, rids: Sequence[str], stride: int) -> list[Entry]:
+        return [Entry(rid, *stride_range(i, stride), i, self._cached(rid, None)) for i, rid in enumerate(rids)]
+
+    def draft_forward(self, original: Callable[..., Any], worker: Any, *args: Any, **kwargs: Any) -> Any:
+        """A round of draft steps, eager or while its graph is captured."""
+        self.fired["draft_forward"] += 1
+        self._step = 0
+        self._passes.restart()
+        return original(worker, *args, **kwargs)
+
+    def draft_graph(self, original: Callable[..., Any], runner: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        """All draft steps of a round, replayed by one graph."""
+        out = original(runner, batch, *args, **kwargs)
+        if self.recorder.active:
+            self.fired["draft_graph"] += 1
+            try:
+                branches = int(getattr(runner, "topk", 0) or runner.captured_req_width)
+                graphs.record_draft_steps(self.recorder, runner, batch, self._strided, branches)
+            except Exception as error:
+                self.recorder.fail("draft_graph", error)
+        return out
+
+    def draft_extend_graph(
+        self, original: Callable[..., Any], runner: Any, batch: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Draft extend after verify, replayed by a graph."""
+        out = original(runner, batch, *args, **kwargs)
+        if self.recorder.active:
+            self.fired["draft_extend_graph"] += 1
+            try:
+                graphs.record_draft_extend(self.recorder, runner, batch, out, self._strided, self.draft.model)
+            except Exception as error:
+                self.recorder.fail("draft_extend_graph", error)
+        return out
 
     def _cached(self, rid: str, prefix: int | None) -> int:
         """Tokens of the request that the prefix cache supplied: the prefix of its first chunk."""
@@ -231,6 +261,7 @@ class SchedulerHooks:
             if frame.side == "draft":
                 heads.draft_topk(frame, logits.next_token_logits, getattr(runner.model, "hot_token_id", None))
             elif graph:
+                self.recorder.take_static(graphs.scope_of(frame.side, batch.forward_mode, 0))
                 heads.seam_slots(frame, logits.hidden_states)
         self.recorder.end_frame(graph=graph)
 

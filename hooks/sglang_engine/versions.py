@@ -37,6 +37,19 @@ SCHEDULER_HOOKS = (
     ),
     HookSpec("send_abort_output", f"{_SCHEDULER}.send_abort_output", "after", needed=False),
     HookSpec("run_event_loop", f"{_SCHEDULER}.run_event_loop", "around", needed=False),
+    HookSpec("draft_forward", f"{_SPEC}.eagle_worker_v2.EagleDraftWorker.draft_forward", "around", needed=False),
+    HookSpec(
+        "draft_graph",
+        f"{_SPEC}.eagle_draft_cuda_graph_runner.EAGLEDraftCudaGraphRunner.execute",
+        "around",
+        needed=False,
+    ),
+    HookSpec(
+        "draft_extend_graph",
+        f"{_SPEC}.eagle_draft_extend_cuda_graph_runner.EAGLEDraftExtendCudaGraphRunner.execute",
+        "around",
+        needed=False,
+    ),
 )
 
 HTTP_HOOKS = (

@@ -27,7 +27,8 @@ def layers_to_capture(model: nn.Module) -> list[int] | None:
     """The live list of the model, as it stands; None where the model has none or captures nothing."""
     for module in model.modules():
         if "layers_to_capture" in vars(module):
-            return [int(k) for k in module.layers_to_capture] or None
+            live: Any = module.layers_to_capture
+            return [int(k) for k in live] or None
     return None
 
 

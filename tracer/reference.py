@@ -1,0 +1,320 @@
+"""Makes the training-time capture that nobody kept: runs the target with transformers and stores its boundaries.
+
+The result has the layout of the vLLM connector (``hidden_states [L, K, H]``, ``token_ids [L]``), with metadata that
+states every boundary, so nothing has to be assumed about it later.
+
+``B(k)`` is taken where layer k receives its input, ``B(n)`` where the final norm does: ``hidden_states[-1]`` of
+transformers would already be normed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from drafttrace.tracer.boundary import boundary_name, canonical_wiring
+from drafttrace.tracer.capture import Capture, Ints
+from drafttrace.tracer.dumps.safetensors_file import read_safetensors
+from drafttrace.tracer.dumps.tensor import STORAGE
+from drafttrace.tracer.dumps.write_safetensors import SafetensorsWriter
+from drafttrace.tracer.errors import DrafttraceError, OutputExists, UnreadableFile
+from drafttrace.tracer.target_weights import TargetShape, read_shape
+
+Progress = Callable[[int, int], None]
+Which = Literal["all", "canonical"] | Sequence[int]
+
+FORMAT = "drafttrace.capture/1"
+_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+_KINDS = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32"}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will be written. stored: boundaries in file order, always with B(n) at the end. slots: the wiring."""
+
+    stored: tuple[int, ...]
+    slots: tuple[int, ...]
+    layers: int
+
+
+def plan_boundaries(layers: int, boundaries: Which, slots: Sequence[int] | None = None) -> Plan:
+    """Which boundaries to store for n = ``layers``.
+
+    boundaries: "all", "canonical", or a list; B(n) is always added, the last state of the training side. slots: the
+    wiring to declare; default the listed boundaries, or the canonical ones.
+    Raises DrafttraceError for a boundary outside 0..n.
+    """
+    usual = tuple(sorted({k for k in canonical_wiring(layers) if 0 <= k <= layers}))
+    if boundaries == "all":
+        listed, wiring = tuple(range(layers + 1)), usual
+    elif boundaries == "canonical":
+        listed, wiring = usual, usual
+    else:
+        listed = tuple(int(k) for k in boundaries)
+        wiring = listed
+    wiring = tuple(slots) if slots is not None else wiring
+    for k in (*listed, *wiring):
+        if not 0 <= k <= layers:
+            raise DrafttraceError(
+                f"There is no {boundary_name(k)}: a target of {layers} layers has B0 to {boundary_name(layers)}."
+            )
+    stored = tuple(dict.fromkeys((*(k for k in (*listed, *wiring) if k != layers), layers)))
+    return Plan(stored, tuple(k for k in dict.fromkeys(wiring)), layers)
+
+
+def tokens_of(capture: Capture) -> Ints:
+    """The tokens to run: those of a capture, without padding.
+
+    Raises DrafttraceError where a token is unknown: the target's states of every later token would be wrong.
+    """
+    tokens = capture.tokens[: capture.valid_length or len(capture.tokens)]
+    unknown = np.flatnonzero(tokens < 0)
+    if len(tokens) == 0 or len(unknown):
+        where = f"token {int(unknown[0])}" if len(unknown) else "every token"
+        raise DrafttraceError(
+            f"'{capture.path}' does not keep {where}, so the target cannot be run on it; give the prompt instead."
+        )
+    return tokens
+
+
+def make_reference(
+    target: Path,
+    samples: Sequence[Ints],
+    out: Path,
+    *,
+    boundaries: Which = "all",
+    slots: Sequence[int] | None = None,
+    dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto",
+    device_map: str | None = None,
+    batch_size: int = 1,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> list[Path]:
+    """Run the target on token sequences and write one file each.
+
+    target: folder of the model (its own code is never run). samples: unshifted ids ``[L]`` each. out: a file for one
+    sample; a folder for several, which gets ``hs_{i}.safetensors``. Files of an interrupted run with the same tokens
+    and boundaries are kept and skipped. device_map: as transformers takes it ("auto", "cuda", ...). batch_size:
+    samples that run together, padded at the right, which a causal model does not see. progress: called with
+    (samples done, samples in all).
+
+    Returns the paths. Raises OutputExists without ``force``, UnreadableFile for a target that cannot be loaded,
+    DrafttraceError for ids outside its vocabulary.
+    """
+    shape = read_shape(target)
+    plan = plan_boundaries(shape.layers, boundaries, slots)
+    _check_samples(samples, shape)
+    metadata = _metadata(target, plan, dtype)
+    paths = _paths(out, len(samples))
+    todo = [k for k, path in enumerate(paths) if not _done(path, samples[k], metadata, force)]
+    finished = len(samples) - len(todo)
+    if progress is not None:
+        progress(finished, len(samples))
+    if not todo:
+        return paths
+    model = _load(target, dtype, device_map)
+    for batch in _batches(todo, samples, batch_size):
+        _run_batch(model, plan, [samples[k] for k in batch], [paths[k] for k in batch], metadata)
+        finished += len(batch)
+        if progress is not None:
+            progress(finished, len(samples))
+    return paths
+
+
+def _check_samples(samples: Sequence[Ints], shape: TargetShape) -> None:
+    if not samples:
+        raise DrafttraceError("There are no tokens to run the target on; give a prompt, a trace or a dump.")
+    for tokens in samples:
+        if len(tokens) == 0:
+            raise DrafttraceError("A sample has no tokens; give a prompt, a trace or a dump with tokens.")
+        if int(tokens.min()) < 0 or int(tokens.max()) >= shape.vocab_size:
+            wrong = int(tokens.min()) if int(tokens.min()) < 0 else int(tokens.max())
+            raise DrafttraceError(
+                f"Token {wrong} is outside the target's vocabulary of {shape.vocab_size}; is it another target?"
+            )
+
+
+def _metadata(target: Path, plan: Plan, dtype: str) -> dict[str, str]:
+    from drafttrace import __version__
+
+    return {
+        "format": FORMAT,
+        "boundaries": json.dumps(list(plan.stored)),
+        "slots": json.dumps(list(plan.slots)),
+        "layers": str(plan.layers),
+        "target": target.resolve().name,
+        "asked_dtype": dtype,
+        "written_by": f"drafttrace {__version__} reference",
+    }
+
+
+def _paths(out: Path, count: int) -> list[Path]:
+    if count == 1 and not out.is_dir():
+        if not out.parent.is_dir():
+            raise OutputExists(f"The folder '{out.parent}' of the output does not exist; make it first.")
+        return [out]
+    if out.exists() and not out.is_dir():
+        raise OutputExists(f"The output '{out}' is a file; give a folder for {count} samples.")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputExists(f"The folder '{out}' cannot be made ({error.strerror}); choose another.") from None
+    return [out / f"hs_{k}.safetensors" for k in range(count)]
+
+
+def _done(path: Path, tokens: Ints, metadata: Mapping[str, str], force: bool) -> bool:
+    """Whether a file of the same run is there already. Raises OutputExists for another file without ``force``."""
+    if not path.exists():
+        return False
+    with contextlib.suppress(DrafttraceError):
+        stored = read_safetensors(path)
+        ids = stored.tensors.get("token_ids")
+        same = {name: stored.metadata.get(name) for name in metadata} == dict(metadata)
+        if same and ids is not None and np.array_equal(ids.array, tokens):
+            return True
+    if not force:
+        raise OutputExists(
+            f"The output '{path}' exists already and is of another run; give another name, or --force."
+        )
+    return False
+
+
+def _batches(todo: Sequence[int], samples: Sequence[Ints], size: int) -> Iterator[list[int]]:
+    """Samples of like length together."""
+    order = sorted(todo, key=lambda k: len(samples[k])) if size > 1 else list(todo)
+    for start in range(0, len(order), max(1, size)):
+        yield order[start : start + max(1, size)]
+
+
+# --- the model -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Model:
+    base: Any
+    layers: Any
+    norm: Any
+    kind: str
+    device: Any
+
+
+def _load(target: Path, dtype: str, device_map: str | None) -> _Model:
+    try:
+        import torch
+        from transformers import AutoModelForCausalLM
+    except ImportError as error:
+        raise DrafttraceError(
+            f"The reference needs transformers ({error.name} is missing); pip install transformers."
+        ) from None
+    wanted: Any = "auto" if dtype == "auto" else getattr(torch, _DTYPES[dtype])
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            str(target), dtype=wanted, device_map=device_map, trust_remote_code=False, local_files_only=True
+        )
+    except Exception as error:  # transformers raises everything from KeyError to its own types
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        raise UnreadableFile(f"transformers cannot load the target '{target}': {reason}") from None
+    model.eval()
+    layers, norm = _anatomy(model, read_shape(target).layers, target)
+    kind = _KINDS.get(str(next(model.parameters()).dtype), "fp32")
+    base = getattr(model, "base_model", model)
+    return _Model(base, layers, norm, kind, next(base.parameters()).device)
+
+
+def _anatomy(model: Any, count: int, target: Path) -> tuple[Any, Any]:
+    """The list of decoder layers, and the final norm beside it (None where there is none of a known name)."""
+    import torch
+
+    for module in model.modules():
+        for child in module.children():
+            if isinstance(child, torch.nn.ModuleList) and len(child) == count:
+                norms = ("norm", "final_layernorm", "final_layer_norm", "ln_f", "norm_f")
+                return child, next((getattr(module, name) for name in norms if hasattr(module, name)), None)
+    raise UnreadableFile(f"The target '{target}' has no list of {count} decoder layers; it is of an unknown build.")
+
+
+def _run_batch(
+    model: _Model, plan: Plan, samples: Sequence[Ints], paths: Sequence[Path], metadata: Mapping[str, str]
+) -> None:
+    import torch
+    import transformers
+
+    longest = max(len(tokens) for tokens in samples)
+    ids = torch.zeros(len(samples), longest, dtype=torch.int64)
+    attention = torch.zeros(len(samples), longest, dtype=torch.int64)
+    for row, tokens in enumerate(samples):
+        ids[row, : len(tokens)] = torch.from_numpy(tokens)
+        attention[row, : len(tokens)] = 1
+    full = {
+        **metadata,
+        "dtype": model.kind,
+        "made_with": f"transformers {transformers.__version__}, torch {torch.__version__}",
+    }
+    with contextlib.ExitStack() as stack:
+        outputs = [
+            stack.enter_context(SafetensorsWriter(path, _specs(model, plan, len(tokens)), full))
+            for path, tokens in zip(paths, samples, strict=True)
+        ]
+        for output, tokens in zip(outputs, samples, strict=True):
+            output["token_ids"][:] = tokens
+        seen = _hook(model, plan, outputs, stack)
+        with torch.inference_mode():
+            mask = attention.to(model.device) if len(samples) > 1 else None
+            model.base(input_ids=ids.to(model.device), attention_mask=mask, use_cache=False)
+        missing = [k for k in plan.stored if k not in seen]
+        if missing:
+            raise UnreadableFile(
+                f"The target never handed over {boundary_name(missing[0])}; it is of an unknown build."
+            )
+
+
+def _specs(model: _Model, plan: Plan, length: int) -> dict[str, tuple[str, tuple[int, ...]]]:
+    width = _width(model)
+    return {"hidden_states": (model.kind, (length, len(plan.stored), width)), "token_ids": ("int64", (length,))}
+
+
+def _width(model: _Model) -> int:
+    config = model.base.config
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    return int(config.hidden_size)
+
+
+def _hook(model: _Model, plan: Plan, outputs: Sequence[Mapping[str, Any]], stack: contextlib.ExitStack) -> set[int]:
+    """Attach a tap for every stored boundary; each writes its rows straight into the files. Returns what fired."""
+    seen: set[int] = set()
+
+    def store(k: int, states: Any) -> None:
+        import torch
+
+        plain = states.detach().to(getattr(torch, _DTYPES[model.kind])).cpu()
+        array = (plain.view(torch.int16) if model.kind == "bf16" else plain).numpy().view(STORAGE[model.kind])
+        column = plan.stored.index(k)
+        for row, output in enumerate(outputs):
+            target = output["hidden_states"]
+            target[:, column] = array[row, : target.shape[0]]
+        seen.add(k)
+
+    def before(k: int) -> Callable[..., None]:
+        def hook(_module: Any, positional: Any, named: Any) -> None:
+            store(k, positional[0] if positional else named["hidden_states"])
+
+        return hook
+
+    def after(_module: Any, _inputs: Any, output: Any) -> None:
+        store(plan.layers, output[0] if isinstance(output, tuple) else output)
+
+    for k in plan.stored:
+        if k < plan.layers:
+            handle = model.layers[k].register_forward_pre_hook(before(k), with_kwargs=True)
+        elif model.norm is not None:
+            handle = model.norm.register_forward_pre_hook(before(k), with_kwargs=True)
+        else:
+            handle = model.layers[-1].register_forward_hook(after)
+        stack.callback(handle.remove)
+    return seen

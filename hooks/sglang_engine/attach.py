@@ -20,18 +20,27 @@ PREFILL = "target/prefill"  # scope of the static buffers of prefill graphs
 
 def backbone_of(model: nn.Module) -> nn.Module:
     """The module that holds the embedding and the decoder layers (or ``fc``). Raises LookupError without one."""
-    for name, module in model.named_modules():
-        if hasattr(module, "embed_tokens") and (hasattr(module, "layers") or hasattr(module, "fc")):
-            return model.get_submodule(name)
-    raise LookupError(f"{type(model).__name__} has no module with embed_tokens and layers")
+    found: list[nn.Module] = [
+        module
+        for module in model.modules()
+        if hasattr(module, "embed_tokens") and (hasattr(module, "layers") or hasattr(module, "fc"))
+    ]
+    if not found:
+        raise LookupError(f"{type(model).__name__} has no module with embed_tokens and layers")
+    return found[0]
 
 
 def logits_processor_of(model: nn.Module) -> nn.Module:
     """The module that turns the last state into logits. Raises LookupError without one."""
-    for name, module in model.named_modules():
-        if name.rsplit(".", 1)[-1] == "logits_processor":
-            return module
-    raise LookupError(f"{type(model).__name__} has no logits_processor")
+    found = _named(model, "logits_processor")
+    if found is None:
+        raise LookupError(f"{type(model).__name__} has no logits_processor")
+    return found
+
+
+def _named(model: nn.Module, last: str) -> nn.Module | None:
+    found: list[nn.Module] = [module for name, module in model.named_modules() if name.rsplit(".", 1)[-1] == last]
+    return found[0] if found else None
 
 
 def fc_of(model: nn.Module) -> nn.Module | None:

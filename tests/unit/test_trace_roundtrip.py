@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from trace_samples import H, LAYOUT, PROMPT, ROUNDS, TOKENS, WIDE, bits, draft_frame, expected, open_writer
+from trace_samples import LAYOUT, PROMPT, ROUNDS, TOKENS, WIDE, H, bits, draft_frame, expected, open_writer
 from trace_samples import write_sample as write
 
 from drafttrace.tracer.capture import Accepted, Norm, Phase, Probe
@@ -113,9 +113,7 @@ def test_any_table_and_any_split_into_frames_come_back(tmp_path: Path, data: st.
 
 @RELAXED
 @given(frames=st.lists(st.tuples(st.integers(0, 300), st.sets(st.sampled_from("abc"))), max_size=6))
-def test_present_bits_follow_what_each_frame_brought(
-    tmp_path: Path, frames: list[tuple[int, set[str]]]
-) -> None:
+def test_present_bits_follow_what_each_frame_brought(tmp_path: Path, frames: list[tuple[int, set[str]]]) -> None:
     names = {"a": "aux/0", "b": "embed", "c": "last"}
     layout = TraceLayout(target=tuple(TensorSpec(name, 5, DType.BF16) for name in names.values()))
     path = tmp_path / "t.h5"
@@ -281,4 +279,6 @@ def test_100_mb_are_read_in_a_blink(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert total == values.nbytes and is_trace(tmp_path / "t.h5")
     assert np.array_equal(rows.raw(5000, 5003), values[5000:5003])
     with capsys.disabled():
-        print(f" [{total / 1e6:.0f} MB: written {total / wrote / 1e9:.1f} GB/s, read {total / read / 1e9:.1f} GB/s]")
+        print(
+            f" [{total / 1e6:.0f} MB: written {total / wrote / 1e9:.1f} GB/s, read {total / read / 1e9:.1f} GB/s]"
+        )

@@ -1,11 +1,12 @@
-"""Writes one sample trace again and again, dying before the n-th write system call, and reads what is left.
+"""Writes one sample trace again and again, with a fault from the n-th write call on, and reads what is left.
 
-Run by test_trace_crash.py in a process that has the crash library preloaded. Prints one JSON line.
+Run by test_trace_crash.py in a process that has the faulty disk preloaded. Prints one JSON line.
 """
 
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import mmap
 import os
@@ -14,12 +15,14 @@ import warnings
 from pathlib import Path
 
 import numpy as np
-from trace_samples import PROMPT, ROUNDS, TOKENS, WIDE, draft_frame, expected, open_writer, target_frame
+from trace_samples import PROMPT, TOKENS, WIDE, draft_frame, expected, open_writer, target_frame
 
 from drafttrace.tracer.errors import DrafttraceError
 from drafttrace.tracer.trace.reader import read_trace
 
 KILLED = 77
+REFUSED = 78
+ROUNDS = 1
 
 
 def write(path: Path, progress: mmap.mmap) -> None:
@@ -48,7 +51,7 @@ def check(path: Path, progress: int) -> str | None:
     if rows < (PROMPT + WIDE * (flushed - 1) if flushed > 0 else 0):
         return f"only {rows} rows after {flushed} flushes"
     for slot in capture.slots:
-        if not np.array_equal(slot.rows.raw(0, rows), expected(slot.name)[:rows]):
+        if not np.array_equal(slot.rows.raw(0, rows), expected(slot.name, ROUNDS)[:rows]):
             return f"{slot.name} has other values"
     draft = capture.draft
     if draft is None or len(draft.table) > rows or not draft.present["fc_in"].all():
@@ -63,8 +66,22 @@ def check(path: Path, progress: int) -> str | None:
     return None
 
 
-def main(folder: Path, library: str) -> None:
-    crash = ctypes.CDLL(library)
+def attempt(path: Path, progress: mmap.mmap, disk: ctypes.CDLL, count: int, full: bool) -> None:
+    """In the child: writes until the fault, and ends as a process ends that goes on living after it."""
+    code = 0
+    disk.fault_at(ctypes.c_long(count), int(full))
+    try:
+        write(path, progress)
+    except (OSError, DrafttraceError) as error:
+        assert "cannot be written" in str(error) and "No space left" in str(error), error
+        code = REFUSED
+    gc.collect()
+    disk.fault_at(ctypes.c_long(-1), 0)
+    sys.exit(code)
+
+
+def main(folder: Path, library: str, full: bool) -> None:
+    disk = ctypes.CDLL(library)
     progress = mmap.mmap(-1, 1)
     problems: list[str] = []
     seen: set[int] = set()
@@ -74,20 +91,17 @@ def main(folder: Path, library: str) -> None:
         progress[0] = 0
         child = os.fork()
         if child == 0:
-            crash.die_before_write(ctypes.c_long(count))
-            write(path, progress)
-            crash.die_before_write(ctypes.c_long(-1))
-            os._exit(0)
+            attempt(path, progress, disk, count, full)
         _, status = os.waitpid(child, 0)
         code = os.waitstatus_to_exitcode(status)
-        if code not in (0, KILLED):
+        if code not in (0, REFUSED if full else KILLED):
             problems.append(f"write {count}: the child ended with {code}")
         seen.add(progress[0])
         problem = check(path, progress[0]) if path.exists() else None
         if problem:
             problems.append(f"write {count}, progress {progress[0]}: {problem}")
         path.unlink(missing_ok=True)
-        if code != KILLED:
+        if code == 0:
             break
         count += 1
     print(json.dumps({"writes": count, "stages": sorted(seen), "problems": problems}))
@@ -95,4 +109,4 @@ def main(folder: Path, library: str) -> None:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore", DeprecationWarning)  # fork in a process with threads of numpy
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "full")

@@ -1,0 +1,118 @@
+"""The trace folder and the routes on top of it, without a server."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drafttrace.hooks.config import Settings
+from drafttrace.hooks.routes import Service
+from drafttrace.hooks.store import Store, write_json
+
+NOBODY = 2**22 - 7  # a process number that no machine of ours hands out
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    made = Store(tmp_path)
+    made.create()
+    return made
+
+
+def service(store: Store, **settings: Any) -> Service:
+    return Service(Settings(store.directory, **settings), store, lambda: {"supported": True, "reason": None})
+
+
+def test_a_trace_goes_from_waiting_to_complete(store: Store) -> None:
+    store.ask("one", {})
+    assert store.state("one").state == "waiting"  # type: ignore[union-attr]
+    write_json(store.state_path("one"), {"state": "recording", "rows": 3, "pid": os.getpid()})
+    assert store.state("one").state == "recording"  # type: ignore[union-attr]
+    write_json(store.state_path("one"), {"state": "complete", "rows": 9, "pid": os.getpid()})
+    state = store.state("one")
+    assert state is not None and state.finished and state.rows == 9
+
+
+def test_a_recording_of_a_dead_process_is_incomplete(store: Store) -> None:
+    store.ask("one", {})
+    write_json(store.state_path("one"), {"state": "recording", "rows": 3, "pid": NOBODY})
+    state = store.state("one")
+    assert state is not None and state.state == "incomplete" and "gone" in (state.reason or "")
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "", "a.b", "x" * 65, ".status"])
+def test_nothing_outside_the_folder_can_be_named(store: Store, name: str) -> None:
+    for path in (store.trace_path, store.request_path, store.state_path, store.delete):
+        with pytest.raises(ValueError, match="no trace id"):
+            path(name)
+    assert service(store).find(name)[1][0] == 400
+    assert service(store).delete(name)[0] == 400
+    if name:  # without an id, one is made
+        assert service(store).start({"id": name})[0] == 400
+
+
+def test_the_second_client_with_an_id_is_refused(store: Store) -> None:
+    assert service(store).start({"id": "mine"})[0] == 200
+    status, answer = service(store).start({"id": "mine"})
+    assert status == 409 and "mine" in answer["error"]
+
+
+def test_a_token_is_wanted_where_one_is_set(store: Store) -> None:
+    guarded = service(store, token="s3cret")
+    assert guarded.start({})[0] == 403 and guarded.start({"token": "wrong"})[0] == 403
+    assert guarded.start({"token": "s3cret"})[0] == 200
+
+
+def test_budgets_are_kept(store: Store) -> None:
+    tight = service(store, max_traces=1)
+    assert tight.start({})[0] == 200
+    assert tight.start({})[0] == 429
+    (store.directory / "full.h5").write_bytes(b"x" * 100)
+    status, answer = service(store, max_dir_bytes=50).start({})
+    assert status == 429 and "50" in answer["error"]
+
+
+def test_a_plugin_that_is_off_says_why(store: Store) -> None:
+    off = Service(
+        Settings(store.directory), store, lambda: {"supported": False, "reason": "SGLang 0.4 is too old."}
+    )
+    status, answer = off.start({})
+    assert status == 503 and "0.4" in answer["error"]
+
+
+@pytest.mark.parametrize("body", [None, [], "x", {"taps": 3}, {"taps": {"boundaries": "some"}}, {"id": 5}])
+def test_a_bad_body_is_one_sentence(store: Store, body: Any) -> None:
+    status, answer = service(store).start(body)
+    assert status == 400 and answer["error"].endswith(".")
+
+
+def test_a_folder_that_is_gone_is_told(store: Store) -> None:
+    for path in store.directory.iterdir():
+        path.rmdir()
+    store.directory.rmdir()
+    status, answer = service(store).start({})
+    assert status == 507 and str(store.directory) in answer["error"]
+    assert service(store).list() == (200, {"traces": []})
+
+
+def test_deleting_removes_every_file_of_a_trace_and_no_other(store: Store) -> None:
+    for name in ("a", "ab"):
+        store.ask(name, {})
+        store.trace_path(name).write_bytes(b"h5")
+        store.rank_path(name, 1).write_bytes(b"n")
+        write_json(store.state_path(name), {"state": "complete"})
+    assert service(store).delete("a")[0] == 200
+    assert sorted(store.ids()) == ["ab"]
+    assert service(store).delete("a")[0] == 404
+
+
+def test_only_the_living_are_asked(store: Store) -> None:
+    store.write_status("me", {"role": "scheduler"})
+    (store.status_directory / "dead.json").write_text(json.dumps({"pid": NOBODY}))
+    assert [status["role"] for status in store.statuses()] == ["scheduler"]
+    store.forget_the_dead()
+    assert [path.name for path in store.status_directory.iterdir()] == ["me.json"]

@@ -306,9 +306,12 @@ def _from_index(root: Path, index: Path) -> Checkpoint:
     where: dict[str, Path] = {}
     shards: dict[str, Path] = {}
     for name, shard in mapping.items():
-        if not isinstance(shard, str) or Path(shard).name != shard:
-            raise UnreadableFile(f"{index} places '{name}' in {shard!r}; expected a file of the same folder.")
-        where[name] = shards.setdefault(shard, root / shard)
+        path = shards.get(shard) if isinstance(shard, str) else None
+        if path is None:
+            if not isinstance(shard, str) or Path(shard).name != shard:
+                raise UnreadableFile(f"{index} places '{name}' in {shard!r}; expected a file of the same folder.")
+            path = shards[shard] = root / shard
+        where[name] = path
     missing = [shard for shard, path in shards.items() if not path.is_file()]
     if missing:
         raise UnreadableFile(

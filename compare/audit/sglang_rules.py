@@ -127,9 +127,13 @@ class Capability:
 
     def served(self, ids: Sequence[int] | None, n: int) -> tuple[int, ...]:
         """The slots that the server hands over for ``ids`` (None: its default), ascending."""
-        default = tuple(k + self.default_offset for k in canonical_wiring(n))
-        asked = default if ids is None else boundaries_of(ids, self.rule, n)
-        return emitted(asked, n if self.last else n - 1)
+        return emitted(self.asked(ids, n), n if self.last else n - 1)
+
+    def asked(self, ids: Sequence[int] | None, n: int) -> tuple[int, ...]:
+        """The boundaries that the setter stores for ``ids`` (None: its default), as listed."""
+        if ids is None:
+            return tuple(k + self.default_offset for k in canonical_wiring(n))
+        return boundaries_of(ids, self.rule, n)
 
 
 def parse_version(text: str) -> Version:

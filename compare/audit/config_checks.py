@@ -1,0 +1,321 @@
+"""Sizes, switches, positions, vocabulary and number formats: what two configs say about each other."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from drafttrace.compare.audit.sglang_rules import honoured
+from drafttrace.compare.audit.subject import Subject, fault, note
+from drafttrace.compare.draft_config import MODELOPT, SPECFORGE
+from drafttrace.compare.result import Finding
+from drafttrace.tracer.checkpoint import read_json
+from drafttrace.tracer.errors import UnreadableFile
+
+EAGLE3_CLASSES = ("LlamaForCausalLMEagle3", "Eagle3DeepseekV2ForCausalLM")
+_KNOWN_ROPES = {"default", "linear", "dynamic", "yarn", "deepseek_yarn", "llama3", "longrope", "mrope", "su"}
+
+
+def config_findings(subject: Subject) -> Iterator[Finding]:
+    """Every fault and hint that needs no tensor."""
+    yield from _class(subject)
+    yield from _fc(subject)
+    yield from _flags(subject)
+    yield from _positions(subject)
+    yield from _vocabulary(subject)
+    yield from _tokenizer(subject)
+    yield from _formats(subject)
+
+
+def _class(subject: Subject) -> Iterator[Finding]:
+    name, algorithm = subject.draft.architecture, subject.algorithm
+    if algorithm is not None and algorithm.upper() != "EAGLE3":
+        yield fault(
+            "fc-not-called",
+            0.95,
+            f"The server runs the algorithm {algorithm}, under which the target hands over one state and the draft's "
+            "fc never runs.",
+            "Start the server with --speculative-algorithm EAGLE3.",
+            {"algorithm": algorithm},
+        )
+    if name not in EAGLE3_CLASSES:
+        wanted = "Eagle3DeepseekV2ForCausalLM" if subject.draft.mla is not None else "LlamaForCausalLMEagle3"
+        yield fault(
+            "fc-not-called",
+            0.85,
+            f"The draft's config names the class {name}, which is no EAGLE-3 draft class of SGLang, so the server "
+            "refuses it or loads a model without fc.",
+            f'"architectures": ["{wanted}"]',
+            {"architecture": name, "known": list(EAGLE3_CLASSES)},
+        )
+
+
+def _fc(subject: Subject) -> Iterator[Finding]:
+    """Widths: fc against slots, slots against the target, and the cases in which fc is skipped."""
+    draft, target, shape = subject.draft, subject.target, subject.draft_weights.shape("fc.weight")
+    if draft.slot_width != target.hidden_size:
+        field = "target_hidden_size" if draft.target_hidden_size else "hidden_size"
+        yield fault(
+            "slot-count",
+            0.95,
+            f"The draft expects slots {draft.slot_width} wide ({field}), the target's hidden states are "
+            f"{target.hidden_size} wide.",
+            f'"target_hidden_size": {target.hidden_size}, if the draft was trained on this target.',
+            {"draft": draft.slot_width, "target": target.hidden_size},
+        )
+    if shape is None or len(shape) != 2:
+        return
+    slots, served = subject.fc_slots, subject.served.wiring or ()
+    if slots is None:
+        yield fault(
+            "slot-count",
+            0.95,
+            f"fc reads {shape[1]} values, which is no multiple of the slot width {draft.slot_width}.",
+            "Check target_hidden_size in the draft's config against the target that the draft was trained on.",
+            {"fc": list(shape), "slot_width": draft.slot_width},
+        )
+    elif served and slots != len(served):
+        yield fault(
+            "slot-count",
+            0.95,
+            f"fc reads {slots} slots of {draft.slot_width}, {subject.served.who} hands over {len(served)}.",
+            f"List {slots} ids in eagle_config.eagle_aux_hidden_state_layer_ids.",
+            {"fc_slots": slots, "served": len(served)},
+        )
+    if draft.num_aux is not None and slots is not None and draft.num_aux != slots:
+        yield fault(
+            "slot-count",
+            0.9,
+            f"num_aux_hidden_states is {draft.num_aux}, fc reads {slots} slots.",
+            f'"num_aux_hidden_states": {slots}',
+            {"num_aux_hidden_states": draft.num_aux, "fc_slots": slots},
+        )
+    yield from _skipped_fc(subject, shape)
+
+
+def _skipped_fc(subject: Subject, shape: tuple[int, ...]) -> Iterator[Finding]:
+    draft = subject.draft
+    if shape[1] == draft.hidden_size:
+        yield fault(
+            "fc-not-called",
+            0.95,
+            f"fc reads {shape[1]} values, as many as the draft's embedding is wide: SGLang then takes the slots for a "
+            "recycled state and skips fc.",
+            "Train the draft on two or more slots, or on a target of another width.",
+            {"fc": list(shape), "hidden_size": draft.hidden_size},
+        )
+    elif not draft.use_aux:
+        yield fault(
+            "fc-not-called",
+            0.9,
+            f"use_aux_hidden_state is false, so the target hands over one state of {draft.slot_width} values, while "
+            f"fc was trained on {shape[1]}.",
+            '"eagle_config": {"use_aux_hidden_state": true}',
+            {"fc": list(shape)},
+        )
+
+
+def _flags(subject: Subject) -> Iterator[Finding]:
+    """Switches that the serving class does not read, or reads in another sense than the trainer."""
+    draft, version, name = subject.draft, subject.version, subject.draft.architecture or ""
+    effects = {
+        "norm_before_residual": (
+            draft.norm_before_residual,
+            "the residual is then the raw fc output, not the normed one",
+        ),
+        "norm_before_fc": (draft.norm_before_fc, "fc then reads states that were not normalised"),
+        "fc_norm": (draft.fc_norm, "fc then reads slots that were not normalised"),
+        "norm_output": (draft.norm_output is True, "the recycled state is then the pre-norm one from step 2 on"),
+    }
+    for flag, (used, effect) in effects.items():
+        if used and not honoured(flag, name, version):
+            yield fault(
+                "norm-missing",
+                0.9,
+                f"The draft was trained with {flag}: true, which {name} in SGLang {version} does not implement; {effect}.",
+                _flag_remedy(flag),
+                {"flag": flag, "version": version, "class": name},
+            )
+    if draft.project == SPECFORGE and draft.norm_output:
+        yield note(
+            "norm-extra",
+            0.4,
+            "norm_output is true: SpecForge before its PR 879 trained with the pre-norm state recycled all the same, "
+            "SGLang recycles the post-norm one; acceptance then falls from draft step 2 on.",
+            '"norm_output": false, if the draft was trained before that change (drafttrace replay tells).',
+            {"flag": "norm_output"},
+        )
+    nested = draft.raw.get("eagle_config")
+    if draft.project == MODELOPT and isinstance(nested, dict) and nested.get("use_input_layernorm_in_first_layer"):
+        yield note(
+            "norm-extra",
+            0.3,
+            "use_input_layernorm_in_first_layer is true: Model-Optimizer's own layer may also norm the hidden half of "
+            "the attention input, SGLang norms the embedding half with it only.",
+            "Compare both with drafttrace replay; export again where they differ.",
+            {"flag": "use_input_layernorm_in_first_layer"},
+        )
+    if subject.target.embed_scale != 1.0:
+        yield note(
+            "scale",
+            0.4,
+            f"The target multiplies its embeddings by {subject.target.embed_scale:.4g}; the draft class of SGLang "
+            "reads the shared embedding table unscaled.",
+            "Check that the draft was trained on the unscaled table.",
+            {"embed_scale": subject.target.embed_scale, "model_type": subject.target.model_type},
+        )
+
+
+def _flag_remedy(flag: str) -> str:
+    if flag == "norm_before_fc":
+        return "Serve with SGLang 0.5.17 or newer and the class LlamaForCausalLMEagle3, or train without norm_before_fc."
+    if flag == "norm_before_residual":
+        return "Serve this draft with vLLM, or train it with norm_before_residual false."
+    return f"Serve with SGLang 0.5.13 or newer, or train without {flag}."
+
+
+def _positions(subject: Subject) -> Iterator[Finding]:
+    draft, target, rope = subject.draft, subject.target, subject.draft.rope
+    if rope.conflict is not None:
+        yield fault(
+            "rope-mismatch",
+            0.7,
+            f"The draft's config contradicts itself: {rope.conflict}; which one holds depends on the transformers version.",
+            "Keep one of the two fields, the one that training used.",
+            {"conflict": rope.conflict},
+        )
+    if rope.kind not in _KNOWN_ROPES:
+        yield fault(
+            "rope-mismatch",
+            0.6,
+            f"The draft's rope type '{rope.kind}' is none that SGLang knows.",
+            f"Use one of {', '.join(sorted(_KNOWN_ROPES))}.",
+            {"rope_type": rope.kind},
+        )
+    elif rope.kind not in {"default", "mrope"} and "factor" not in rope.fields:
+        yield fault(
+            "rope-mismatch",
+            0.7,
+            f"The draft's rope type '{rope.kind}' has no factor.",
+            "Copy the whole rope_scaling of the training config.",
+            {"rope_type": rope.kind, "fields": sorted(rope.fields)},
+        )
+    if target.max_positions and draft.max_positions and draft.max_positions < target.max_positions:
+        yield note(
+            "rope-mismatch",
+            0.4,
+            f"The draft was made for {draft.max_positions} positions, the target serves {target.max_positions}: "
+            "acceptance may fall beyond the draft's length.",
+            "Raise max_position_embeddings (and the rope scaling that training used) or serve a shorter context.",
+            {"draft": draft.max_positions, "target": target.max_positions},
+        )
+    if draft.window is not None:
+        yield fault(
+            "window-mismatch",
+            0.6,
+            f"The draft was trained with a sliding window of {draft.window}; SGLang's draft class reads it from the "
+            "server's arguments only and attends to everything otherwise.",
+            f"Start the server with --speculative-draft-window-size {draft.window}.",
+            {"window": draft.window},
+        )
+
+
+def _vocabulary(subject: Subject) -> Iterator[Finding]:
+    draft, target = subject.draft, subject.target
+    if draft.vocab_size != target.vocab_size:
+        small = min(draft.vocab_size, target.vocab_size)
+        build = note if abs(draft.vocab_size - target.vocab_size) <= 1024 and small > 8192 else fault
+        yield build(
+            "vocab-map-range",
+            0.5 if build is note else 0.9,
+            f"vocab_size is {draft.vocab_size} in the draft's config and {target.vocab_size} in the target's.",
+            f'"vocab_size": {target.vocab_size}, if both use the same tokenizer; draft_vocab_size is the pruned one.',
+            {"draft": draft.vocab_size, "target": target.vocab_size},
+        )
+    pruned = draft.draft_vocab_size
+    if pruned is not None and pruned > draft.vocab_size:
+        yield fault(
+            "vocab-map-range",
+            0.95,
+            f"draft_vocab_size {pruned} is larger than vocab_size {draft.vocab_size}.",
+            f'"draft_vocab_size": {draft.vocab_size} or less',
+            {"draft_vocab_size": pruned, "vocab_size": draft.vocab_size},
+        )
+    head = subject.draft_weights.shape("lm_head.weight")
+    if draft.tied and head is not None:
+        yield fault(
+            "weights-replaced",
+            0.9,
+            "tie_word_embeddings is true, so SGLang uses the target's embedding as the draft's head and ignores the "
+            f"lm_head of {head[0]} rows in the checkpoint.",
+            '"tie_word_embeddings": false',
+            {"lm_head": list(head)},
+        )
+    for field in ("bos_token_id", "eos_token_id"):
+        mine, theirs = draft.raw.get(field), target.text.get(field, target.raw.get(field))
+        if mine is not None and theirs is not None and _ids(mine) and not _ids(mine) <= _ids(theirs):
+            yield note(
+                "template-divergence",
+                0.3,
+                f"{field} is {mine} in the draft's config and {theirs} in the target's.",
+                "Check that the draft was trained with the target's tokenizer and chat template.",
+                {"field": field, "draft": mine, "target": theirs},
+            )
+
+
+def _ids(value: Any) -> set[int]:
+    return {k for k in (value if isinstance(value, list) else [value]) if type(k) is int}
+
+
+def _tokenizer(subject: Subject) -> Iterator[Finding]:
+    """A draft folder that brings another tokenizer than the target's."""
+    mine, theirs = (path.parent / "tokenizer.json" for path in (subject.draft.path, subject.target.path))
+    if not (mine.is_file() and theirs.is_file()) or _digest(mine) == _digest(theirs):
+        return
+    try:
+        one, two = (_token_table(path) for path in (mine, theirs))
+    except UnreadableFile:
+        return  # the server reads the target's; a damaged copy beside the draft changes nothing
+    differing = sorted(token for token in one.keys() | two.keys() if one.get(token) != two.get(token))
+    if differing:
+        yield fault(
+            "template-divergence",
+            0.7,
+            f"The draft's tokenizer.json gives {len(differing)} tokens other ids than the target's, such as "
+            f"{differing[0]!r} ({one.get(differing[0])} and {two.get(differing[0])}).",
+            "Train and serve with one tokenizer; the server uses the target's.",
+            {"tokens": differing[:10], "count": len(differing)},
+        )
+
+
+def _digest(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
+
+
+def _token_table(path: Path) -> dict[str, int]:
+    """Token to id, added tokens included, of a ``tokenizer.json``."""
+    content = read_json(path)
+    model = content.get("model")
+    table = model.get("vocab") if isinstance(model, dict) else None
+    found: dict[str, int] = dict(table) if isinstance(table, dict) else {}
+    if isinstance(table, list):  # unigram: [piece, score] in the order of ids
+        found = {str(item[0]): i for i, item in enumerate(table) if isinstance(item, list) and item}
+    for token in content.get("added_tokens") or []:
+        if isinstance(token, dict) and "content" in token and "id" in token:
+            found[str(token["content"])] = token["id"]
+    return found
+
+
+def _formats(subject: Subject) -> Iterator[Finding]:
+    draft, target = subject.draft.dtype, subject.target.dtype
+    if draft and target and draft != target:
+        yield note(
+            "quantization-noise",
+            0.3,
+            f"The draft is stored as {draft}, the target as {target}; the server runs both in the target's format.",
+            "Train in the format that is served, or accept the rounding.",
+            {"draft": draft, "target": target},
+        )

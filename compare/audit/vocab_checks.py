@@ -1,0 +1,179 @@
+"""The map from draft tokens to target tokens: there, monotonic, in range, unique, and offsets as SGLang reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from drafttrace.compare.audit.subject import Subject, fault
+from drafttrace.compare.result import Finding
+
+Ints = npt.NDArray[np.int64]
+
+OFFSETS, ABSOLUTE, EITHER, NEITHER = "offsets", "absolute ids", "offsets (all zero)", "neither"
+
+
+@dataclass(frozen=True)
+class VocabularyMap:
+    """What ``d2t`` is: its reading, the target ids that the draft can say, and how many of them are sane."""
+
+    reading: str
+    draft_vocab: int
+    target_vocab: int
+    targets: Ints
+
+    def samples(self) -> tuple[tuple[int, int], ...]:
+        """A few (draft id, target id) pairs over the whole map."""
+        places: Iterable[int] = (
+            np.unique(np.linspace(0, len(self.targets) - 1, 8).astype(np.int64)) if len(self.targets) else []
+        )
+        return tuple((int(i), int(self.targets[i])) for i in places)
+
+
+def sane(targets: Ints, vocab: int) -> bool:
+    """Whether ids are ascending, each once, and within the vocabulary."""
+    inside = len(targets) == 0 or bool(targets.min() >= 0 and targets.max() < vocab)
+    return inside and bool((np.diff(targets) > 0).all())
+
+
+def read_d2t(d2t: Ints, vocab: int) -> str:
+    """How the numbers of a ``d2t`` can be meant: as offsets, as absolute ids, as either or neither.
+
+    Every trainer lists the kept tokens in ascending order, so the right reading ascends.
+    """
+    as_offset = sane(d2t + np.arange(len(d2t)), vocab)
+    as_absolute = sane(d2t, vocab)
+    if as_offset:
+        return EITHER if not d2t.any() else OFFSETS
+    return ABSOLUTE if as_absolute else NEITHER
+
+
+def vocabulary_map(subject: Subject) -> VocabularyMap | None:
+    """The draft's map; None where the checkpoint has none."""
+    d2t = integers(subject, "d2t")
+    if d2t is None:
+        return None
+    reading = read_d2t(d2t, subject.target.vocab_size)
+    targets = d2t if reading == ABSOLUTE else d2t + np.arange(len(d2t))
+    return VocabularyMap(reading, len(d2t), subject.target.vocab_size, targets)
+
+
+def integers(subject: Subject, name: str) -> Ints | None:
+    """A one-dimensional integer or boolean tensor of the draft as int64; None where it is absent or another thing."""
+    weights = subject.draft_weights
+    if name not in weights or len(weights.shape(name) or ()) != 1 or weights.info(name).float_dtype is not None:
+        return None
+    return weights.checkpoint.array(weights.names[name]).astype(np.int64)
+
+
+def vocabulary_findings(subject: Subject, found: VocabularyMap | None) -> Iterator[Finding]:
+    """Every fault of the map, as SGLang would use it."""
+    draft, vocab = subject.draft, subject.target.vocab_size
+    pruned = draft.draft_vocab_size
+    if found is None:
+        if "d2t" in subject.draft_weights:
+            info = subject.draft_weights.info("d2t")
+            yield fault(
+                "vocab-map-range",
+                0.9,
+                f"'d2t' is {info.dtype} {list(info.shape)}; a list of whole numbers is needed.",
+                "Export d2t as int64 offsets.",
+                {"dtype": info.dtype, "shape": list(info.shape)},
+            )
+        elif pruned is not None and pruned < draft.vocab_size:
+            yield fault(
+                "vocab-map-missing",
+                0.95,
+                f"The draft speaks {pruned} of {draft.vocab_size} tokens and the checkpoint has no d2t, so draft ids are "
+                "taken for target ids.",
+                "Export d2t (target id minus draft id) with the draft.",
+                {"draft_vocab_size": pruned, "vocab_size": draft.vocab_size},
+            )
+        return
+    if pruned is not None and found.draft_vocab != pruned:
+        yield fault(
+            "vocab-map-range",
+            0.9,
+            f"d2t has {found.draft_vocab} entries, draft_vocab_size is {pruned}.",
+            f'"draft_vocab_size": {found.draft_vocab}, if lm_head has as many rows.',
+            {"d2t": found.draft_vocab, "draft_vocab_size": pruned},
+        )
+    yield from _reading(subject, found, vocab)
+    yield from _against_t2d(subject, found)
+
+
+def _reading(subject: Subject, found: VocabularyMap, vocab: int) -> Iterator[Finding]:
+    d2t = integers(subject, "d2t")
+    assert d2t is not None  # found was made from it
+    if found.reading == ABSOLUTE:
+        served = d2t + np.arange(len(d2t))
+        beyond = int((served >= vocab).sum())
+        yield fault(
+            "vocab-map-offset",
+            0.9,
+            f"d2t holds absolute ids, SGLang and vLLM read offsets: draft token {len(d2t) - 1} becomes target token "
+            f"{int(served[-1])} instead of {int(d2t[-1])}, and {beyond} tokens fall outside the vocabulary.",
+            "Store d2t[i] - i.",
+            {"reading": found.reading, "outside": beyond, "last": int(d2t[-1])},
+        )
+    elif found.reading == NEITHER:
+        targets = found.targets
+        outside = int(((targets < 0) | (targets >= vocab)).sum())
+        repeated = len(targets) - len(np.unique(targets))
+        yield fault(
+            "vocab-map-range",
+            0.9 if outside or repeated else 0.5,
+            f"d2t read as offsets leaves {outside} target ids outside 0..{vocab - 1}, {repeated} repeated and "
+            f"{int((np.diff(targets) <= 0).sum())} out of order.",
+            "Export d2t again from the training run's t2d: flatnonzero(t2d) - arange.",
+            {"outside": outside, "repeated": repeated},
+        )
+    elif found.reading == EITHER and found.draft_vocab < vocab:
+        yield fault(
+            "vocab-map-missing",
+            0.6,
+            f"d2t is zero everywhere, so the draft can say the target tokens 0..{found.draft_vocab - 1} only.",
+            "Export the map that training used, unless it kept exactly these tokens.",
+            {"draft_vocab": found.draft_vocab},
+        )
+
+
+def _against_t2d(subject: Subject, found: VocabularyMap) -> Iterator[Finding]:
+    t2d = integers(subject, "t2d")
+    if t2d is None:
+        return
+    evidence: dict[str, Any] = {"t2d": len(t2d), "kept": int((t2d != 0).sum()), "d2t": found.draft_vocab}
+    is_mask = subject.draft_weights.info("t2d").dtype == "BOOL" or set(np.unique(t2d)) <= {0, 1}
+    if is_mask and not np.array_equal(np.flatnonzero(t2d), np.sort(found.targets)):
+        yield fault(
+            "vocab-map-range",
+            0.8,
+            f"t2d keeps {evidence['kept']} target tokens, d2t names {found.draft_vocab}, and they are not the same ones.",
+            "Export both from one training run; the server reads d2t only.",
+            evidence,
+        )
+
+
+def decoded_samples(subject: Subject, found: VocabularyMap | None) -> tuple[tuple[int, int, str | None], ...]:
+    """(draft id, target id, text) for a few tokens; text is None without the tokenizers library or a tokenizer."""
+    if found is None:
+        return ()
+    decode = _decoder(subject)
+    return tuple((i, k, decode(k) if decode is not None else None) for i, k in found.samples())
+
+
+def _decoder(subject: Subject) -> Any:
+    path = subject.target.path.parent / "tokenizer.json"
+    if not path.is_file():
+        return None
+    try:
+        from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception:  # absent library, or a tokenizer that it cannot read: samples stay without text
+        return None
+    return lambda k: tokenizer.decode([k], skip_special_tokens=False)

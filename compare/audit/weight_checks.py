@@ -1,0 +1,261 @@
+"""The draft's tensors: all there, all used, of the right shape, alive, and its own."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from drafttrace.compare.audit.sglang_rules import honoured
+from drafttrace.compare.audit.subject import Subject, fault, note
+from drafttrace.compare.draft_weights import VOCABULARY_MAPS, expected_shapes, split_fused
+from drafttrace.compare.result import Finding
+from drafttrace.tracer.checkpoint import Checkpoint
+from drafttrace.tracer.rows import Floats
+
+SAMPLE = 1 << 18
+"""Elements of a large tensor that are looked at when hashing is off."""
+
+EMBED_NAMES = ("model.embed_tokens.weight", "language_model.model.embed_tokens.weight", "embed_tokens.weight")
+HEAD_NAMES = ("lm_head.weight", "language_model.lm_head.weight")
+
+
+@dataclass(frozen=True)
+class TensorReport:
+    """One stored tensor: its canonical name, format, shape, use and state. ``sha256`` only where hashing is on."""
+
+    name: str
+    stored_as: str
+    dtype: str
+    shape: tuple[int, ...]
+    state: str
+    sha256: str | None
+
+
+def tensor_reports(subject: Subject, hash_weights: bool) -> tuple[TensorReport, ...]:
+    """Every tensor of the draft, looked at whole with hashing on, at a sample of its elements otherwise."""
+    reports = []
+    for name, stored in subject.draft_weights.names.items():
+        info = subject.draft_weights.checkpoint.info(stored)
+        raw = subject.draft_weights.checkpoint.array(stored)
+        digest = hashlib.sha256(np.ascontiguousarray(raw).tobytes()).hexdigest() if hash_weights else None
+        state = "integers"
+        if info.float_dtype is not None:
+            state = _state(_sampled(subject.draft_weights.checkpoint, stored, whole=hash_weights))
+        reports.append(TensorReport(name, stored, info.dtype, info.shape, state, digest))
+    return tuple(reports)
+
+
+def weight_findings(subject: Subject, reports: tuple[TensorReport, ...]) -> Iterator[Finding]:
+    """Every fault and hint about the draft's tensors, vocabulary maps left out."""
+    yield from _missing_and_wrong(subject)
+    yield from _head_and_embedding(subject)
+    yield from _unused(subject)
+    yield from _dead(reports)
+    yield from _copies(subject, reports)
+
+
+def _sampled(checkpoint: Checkpoint, stored: str, whole: bool) -> Floats:
+    """The elements of a tensor, or every k-th row of a large one, as float32."""
+    shape = checkpoint.info(stored).shape
+    if whole or int(np.prod(shape)) <= SAMPLE or not shape:
+        return checkpoint.floats(stored)
+    rows = max(1, SAMPLE // max(1, int(np.prod(shape[1:]))))
+    step = max(1, shape[0] // rows)
+    return checkpoint.floats(stored, slice(None, None, step))
+
+
+def _state(values: Floats) -> str:
+    if not np.isfinite(values).all():
+        return "not finite"
+    if values.size and not values.any():
+        return "all zero"
+    if values.size and (values == 1.0).all():
+        return "all one"
+    return "alive"
+
+
+def _missing_and_wrong(subject: Subject) -> Iterator[Finding]:
+    have: dict[str, str] = {part: name for name in subject.draft_weights.names for part in split_fused(name)}
+    slots = subject.fc_slots or len(subject.served.wiring or ()) or 3
+    for name, shape in expected_shapes(subject.draft, slots).items():
+        stored = have.get(name)
+        if stored is None:
+            yield fault(
+                "weights-missing",
+                0.95,
+                f"The checkpoint has no '{name}' {list(shape)}, which the draft's forward reads; the server runs with "
+                "whatever the memory held, or with ones.",
+                f"Export the checkpoint again with '{name}'.",
+                {"tensor": name, "shape": list(shape)},
+            )
+        elif stored == name and subject.draft_weights.shape(name) != shape:
+            found = subject.draft_weights.shape(name) or ()
+            yield fault(
+                "weights-missing",
+                0.9,
+                f"'{name}' has the shape {list(found)}, the config asks for {list(shape)}.",
+                "Make config.json and checkpoint come from one training run.",
+                {"tensor": name, "found": list(found), "expected": list(shape)},
+            )
+    for first, second in subject.draft_weights.clashes:
+        yield fault(
+            "weights-replaced",
+            0.7,
+            f"'{first}' and '{second}' name the same parameter; the one that is read last wins.",
+            f"Remove the stale one, '{first}' or '{second}'.",
+            {"tensors": [first, second]},
+        )
+
+
+def _head_and_embedding(subject: Subject) -> Iterator[Finding]:
+    draft, head = subject.draft, subject.draft_weights.shape("lm_head.weight")
+    rows = draft.draft_vocab_size or draft.vocab_size
+    if head is None and draft.draft_vocab_size is not None and not draft.tied:
+        yield fault(
+            "weights-missing",
+            0.95,
+            f"The checkpoint has no lm_head and draft_vocab_size is {draft.draft_vocab_size}, so SGLang serves a head of "
+            "random weights.",
+            "Export lm_head.weight with the draft, or drop draft_vocab_size so that the target's head is shared.",
+            {"tensor": "lm_head.weight", "draft_vocab_size": draft.draft_vocab_size},
+        )
+    elif head is not None and draft.draft_vocab_size is None and not draft.tied:
+        yield fault(
+            "weights-replaced",
+            0.7,
+            "The checkpoint has its own lm_head, but without draft_vocab_size SGLang replaces it with the target's.",
+            f'"draft_vocab_size": {head[0]}',
+            {"tensor": "lm_head.weight", "rows": head[0]},
+        )
+    elif head is not None and not draft.tied and head != (rows, draft.hidden_size):
+        yield fault(
+            "weights-missing",
+            0.95,
+            f"'lm_head.weight' has the shape {list(head)}, the config asks for {[rows, draft.hidden_size]}.",
+            f'"draft_vocab_size": {head[0]}',
+            {"tensor": "lm_head.weight", "found": list(head), "expected": [rows, draft.hidden_size]},
+        )
+    yield from _own_embedding(subject)
+
+
+def _own_embedding(subject: Subject) -> Iterator[Finding]:
+    """SGLang replaces the draft's embedding by the target's unless the widths differ."""
+    draft, own = subject.draft, subject.draft_weights.shape("embed_tokens.weight")
+    shared = draft.hidden_size == draft.slot_width
+    if own is None and not shared:
+        yield fault(
+            "weights-missing",
+            0.95,
+            f"The draft is {draft.hidden_size} wide and its target_hidden_size is {draft.slot_width}, so SGLang does not "
+            "share the target's embedding, and the checkpoint has none of its own.",
+            "Export embed_tokens.weight with the draft.",
+            {"tensor": "embed_tokens.weight"},
+        )
+    if own is None or not shared or subject.target_weights is None:
+        return
+    theirs = next((name for name in EMBED_NAMES if name in subject.target_weights), None)
+    if theirs is None or subject.target_weights.info(theirs).shape[1:] != own[1:]:
+        return
+    ids = np.unique(
+        np.linspace(0, min(own[0], subject.target_weights.info(theirs).shape[0]) - 1, 64).astype(np.int64)
+    )
+    mine = subject.draft_weights.checkpoint.floats(subject.draft_weights.names["embed_tokens.weight"], ids)
+    difference = float(
+        np.linalg.norm(mine - subject.target_weights.floats(theirs, ids)) / (np.linalg.norm(mine) + 1e-30)
+    )
+    if difference > 0.02:
+        yield fault(
+            "weights-replaced",
+            0.8,
+            f"The draft's own embed_tokens differs from the target's (relative L2 {difference:.2f} over {len(ids)} rows), "
+            "and SGLang replaces it with the target's.",
+            "Train with the target's embedding frozen, or serve with an engine that keeps the draft's own.",
+            {"tensor": "embed_tokens.weight", "rel_l2": difference},
+        )
+
+
+def _unused(subject: Subject) -> Iterator[Finding]:
+    """Tensors that the serving class drops without a word; norms among them change what is computed."""
+    draft = subject.draft
+    slots = subject.fc_slots or 3
+    used = set(expected_shapes(draft, slots)) | {"lm_head.weight", "embed_tokens.weight", *VOCABULARY_MAPS}
+    left = [name for name in subject.draft_weights.names if not set(split_fused(name)) <= used]
+    for flag, prefix in (("fc_norm", "fc_norm."), ("norm_before_fc", "input_norm.")):
+        mine = [name for name in left if name.startswith(prefix)]
+        if mine:
+            left = [name for name in left if name not in mine]
+            yield fault(
+                "norm-missing",
+                0.85,
+                f"The checkpoint has {', '.join(mine)}, but the config does not set {flag}, so the server skips the norm.",
+                f'"{flag}": true'
+                + (
+                    ""
+                    if honoured(flag, draft.architecture or "", subject.version)
+                    else f" (not read by SGLang {subject.version})"
+                ),
+                {"tensors": mine, "flag": flag},
+            )
+    left = [name for name in left if not name.endswith(("rotary_emb.inv_freq", "mask_hidden"))]
+    if left:
+        yield note(
+            "weights-unused",
+            0.6,
+            f"{len(left)} tensors of the checkpoint are read by nothing, such as '{left[0]}'.",
+            "If training used them, the serving class is the wrong one; otherwise drop them from the export.",
+            {"tensors": left[:20], "count": len(left)},
+        )
+
+
+def _dead(reports: tuple[TensorReport, ...]) -> Iterator[Finding]:
+    for report in reports:
+        if report.state == "not finite":
+            yield fault(
+                "nan-inf",
+                0.95,
+                f"'{report.stored_as}' holds values that are not finite.",
+                "Take an earlier checkpoint of the training run.",
+                {"tensor": report.stored_as},
+            )
+        elif (
+            report.state == "all zero" and report.name not in VOCABULARY_MAPS and not report.name.endswith(".bias")
+        ):
+            yield fault(
+                "weights-missing",
+                0.9,
+                f"'{report.stored_as}' {list(report.shape)} is zero everywhere.",
+                "Export the checkpoint again: the tensor was never filled.",
+                {"tensor": report.stored_as},
+            )
+    ones = [report.stored_as for report in reports if report.state == "all one" and len(report.shape) == 1]
+    if ones:
+        yield note(
+            "weights-missing",
+            0.4,
+            f"{len(ones)} norm weights are exactly one everywhere, such as '{ones[0]}': never trained, or never saved.",
+            "Compare with the training run's own checkpoint.",
+            {"tensors": ones[:20]},
+        )
+
+
+def _copies(subject: Subject, reports: tuple[TensorReport, ...]) -> Iterator[Finding]:
+    """A draft tensor that is the target's: the head that training meant to replace."""
+    target, draft = subject.target_weights, subject.draft_weights
+    theirs = next((name for name in HEAD_NAMES if target is not None and name in target), None)
+    if target is None or theirs is None or "lm_head.weight" not in draft:
+        return
+    if draft.info("lm_head.weight").shape != target.info(theirs).shape:
+        return
+    rows = np.unique(np.linspace(0, target.info(theirs).shape[0] - 1, 64).astype(np.int64))
+    mine = draft.checkpoint.floats(draft.names["lm_head.weight"], rows)
+    if np.array_equal(mine, target.floats(theirs, rows)):
+        yield note(
+            "weights-replaced",
+            0.4,
+            "The draft's lm_head is the target's, row for row: fine if training froze it, a lost head if not.",
+            "Compare with the training run's own checkpoint.",
+            {"tensor": "lm_head.weight", "rows_compared": len(rows)},
+        )

@@ -1,0 +1,189 @@
+"""Does the server hand ``fc`` the slots that training fed it? From the configuration alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from drafttrace.compare.audit.subject import Subject, fault, note
+from drafttrace.compare.draft_config import NESTED, SPECULATORS
+from drafttrace.compare.result import Finding
+from drafttrace.compare.wiring import read
+from drafttrace.tracer.boundary import wiring_name
+
+
+def wiring_findings(subject: Subject) -> Iterator[Finding]:
+    """Every difference between the trained and the served wiring, where both are known; hints where one is not."""
+    if subject.reader is None:
+        yield _no_capture(subject)
+        return
+    yield from _lost_slots(subject)
+    trained, by = subject.trained, subject.trained_by
+    if trained is None and subject.draft.project == SPECULATORS and subject.draft.layer_ids is not None:
+        trained, by = subject.readings[0].wiring, f"{subject.readings[0].ids_from} of a speculators config"
+    served = subject.served.wiring or ()
+    if trained is None:
+        yield from _unknown_training(subject)
+    elif tuple(trained) != served:
+        yield from _differences(subject, trained, by)
+    elif subject.served.ids_from == "default":
+        yield note(
+            "default-wiring",
+            0.3,
+            f"The server falls back to its default {wiring_name(served)}, which happens to be what training used.",
+            f"Write the ids down so that no release changes them: {wiring_remedy(subject, trained)}",
+            {"served": list(served), "trained_by": by},
+        )
+
+
+def wiring_remedy(subject: Subject, wanted: Sequence[int]) -> str:
+    """The line that makes this server hand over ``wanted``."""
+    reader, n = subject.reader, subject.target.layers
+    name = wiring_name(wanted)
+    serve = f"`drafttrace serve --wiring {','.join(f'B{k}' for k in wanted)} -- ...`"
+    if reader is None:
+        return f"No SGLang release captures hidden states of {subject.target.architecture}; serve another target class."
+    ids = reader.ids_for(wanted, n)
+    where = f"{reader.architecture} in SGLang {reader.version}"
+    if ids is not None:
+        line = f'"eagle_config": {{"eagle_aux_hidden_state_layer_ids": {list(ids)}}}'
+        return f"{line} in {subject.draft.path.name} ({where}: {name})"
+    if tuple(wanted) != tuple(sorted(wanted)):
+        return (
+            f"SGLang hands slots over in ascending order, so no ids give {name}: reorder the column blocks of "
+            f"fc.weight to ascending boundaries, or start the server with {serve}."
+        )
+    if reader.embed is False and 0 in wanted:
+        return f"{where} cannot capture B0: upgrade SGLang, or start the server with {serve}."
+    return f"No list of ids makes {where} capture {name}; start the server with {serve}."
+
+
+def _no_capture(subject: Subject) -> Finding:
+    return fault(
+        "fc-not-called",
+        0.8,
+        f"SGLang {subject.version} has no EAGLE-3 capture for the target class {subject.target.architecture}.",
+        "Serve a release or a target class that has set_eagle3_layers_to_capture.",
+        {"architecture": subject.target.architecture},
+    )
+
+
+def _lost_slots(subject: Subject) -> Iterator[Finding]:
+    """Ids that name no layer's entry, or one twice: the server silently hands over fewer slots."""
+    ids, reader = subject.served.ids, subject.reader
+    if ids is None or reader is None:
+        return
+    n = subject.target.layers
+    asked, served = reader.read(ids, n), subject.served.wiring or ()
+    if len(served) != len(ids):
+        yield fault(
+            "slot-count",
+            0.95,
+            f"The config lists {len(ids)} ids {list(ids)}, which {subject.served.who} reads as {wiring_name(asked)}; "
+            f"only {wiring_name(served)} exist on a target of {n} layers, so fc gets {len(served)} slots.",
+            "List ids that differ and lie within the target: " + _ids_or_train(subject),
+            {"ids": list(ids), "asked": list(asked), "served": list(served)},
+        )
+    elif tuple(asked) != tuple(sorted(asked)):
+        yield fault(
+            "slot-permutation",
+            0.6,
+            f"The ids {list(ids)} are not ascending: {subject.served.who} hands over {wiring_name(served)}, a trainer "
+            f"that keeps the order of the list fed {wiring_name(asked)}.",
+            "If training kept the list's order, " + wiring_remedy(subject, asked),
+            {"ids": list(ids), "served": list(served), "listed": list(asked)},
+            tuple(i for i, (a, b) in enumerate(zip(asked, served, strict=True)) if a != b),
+        )
+
+
+def _ids_or_train(subject: Subject) -> str:
+    return wiring_remedy(subject, subject.trained) if subject.trained else "see the wirings above."
+
+
+def _unknown_training(subject: Subject) -> Iterator[Finding]:
+    """Nothing says what training used: tell what the server does and where readers disagree."""
+    draft, served = subject.draft, subject.served.wiring or ()
+    if subject.served.ids_from == "default":
+        stands = "there are none in the config"
+        if draft.ids_problem is not None:
+            stands = draft.ids_problem
+        elif draft.layer_ids is not None:
+            stands = f"they stand in {draft.layer_ids.where}, which SGLang does not read"
+        build = note if draft.layer_ids is None and draft.ids_problem is None else fault
+        wanted = subject.readings[0].wiring or served
+        if build is fault and draft.ids_problem is None and wanted == served:
+            build = note
+        yield build(
+            "default-wiring",
+            0.4 if build is note else 0.9,
+            f"SGLang looks for the layer ids in {NESTED} only; {stands}, so it serves its default "
+            f"{wiring_name(served)}.",
+            f"Put the ids where the server looks: {wiring_remedy(subject, wanted)}",
+            {"served": list(served), "ids_from": subject.served.ids_from, "problem": draft.ids_problem},
+        )
+        return
+    meant = subject.readings[0].wiring or ()
+    if meant != served and len(meant) == len(served):
+        yield note(
+            "boundary-offset",
+            0.4,
+            f"The ids {list(subject.served.ids or ())} mean {wiring_name(served)} to {subject.served.who} and "
+            f"{wiring_name(meant)} to a trainer that counts layer outputs; the config does not say which is meant.",
+            "Give --dump or --trained to decide; if training used the latter, " + wiring_remedy(subject, meant),
+            {"served": list(served), "trainer": list(meant), "ids": list(subject.served.ids or ())},
+        )
+
+
+def _differences(subject: Subject, trained: Sequence[int], by: str) -> Iterator[Finding]:
+    """The trained and the served wiring differ: name every way in which they do."""
+    served = subject.served.wiring or ()
+    base = f"Training used {wiring_name(trained)} ({by}); {subject.served.who} serves {wiring_name(served)}"
+    evidence = {
+        "trained": list(trained),
+        "served": list(served),
+        "trained_by": by,
+        "ids_from": subject.served.ids_from,
+    }
+    remedy = wiring_remedy(subject, trained)
+    if subject.served.ids_from == "default":
+        yield fault(
+            "default-wiring", 0.95, f"{base}, its default, because {_why_default(subject)}.", remedy, evidence
+        )
+    if len(served) != len(trained):
+        yield fault("slot-count", 0.95, f"{base}: {len(served)} slots instead of {len(trained)}.", remedy, evidence)
+    reading = read(served, trained)
+    if reading.shift:
+        yield fault(
+            "slot-shift",
+            0.9,
+            f"{base}: slot i holds what training fed slot i{reading.shift:+d}.",
+            remedy,
+            {**evidence, "shift": reading.shift},
+            tuple(range(len(served))),
+        )
+    if reading.permuted:
+        yield fault("slot-permutation", 0.95, f"{base}: the same slots in another order.", remedy, evidence)
+    late = tuple(i for i, d in enumerate(reading.offsets) if d is not None and abs(d) == 1)
+    if (reading.offset or reading.moved) and late:
+        word = "late" if (reading.offset or next(d for d in reading.offsets if d in (1, -1)) or 0) > 0 else "early"
+        yield fault(
+            "boundary-offset",
+            0.95,
+            f"{base}: {len(late)} of {len(served)} slots one boundary {word}.",
+            remedy,
+            evidence,
+            late,
+        )
+    if reading.wrong:
+        names = ", ".join(str(i) for i in reading.wrong)
+        yield fault(
+            "wrong-boundary", 0.9, f"{base}: slot {names} holds another boundary.", remedy, evidence, reading.wrong
+        )
+
+
+def _why_default(subject: Subject) -> str:
+    draft = subject.draft
+    if draft.ids_problem is not None:
+        return draft.ids_problem
+    if draft.layer_ids is not None:
+        return f"the ids stand in {draft.layer_ids.where} and SGLang reads {NESTED} only"
+    return f"the config has no {NESTED}"

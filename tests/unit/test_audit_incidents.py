@@ -1,0 +1,623 @@
+"""Every trap of the serving side and every configuration incident, as a small pair of folders with the right answer."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from audit_folders import (
+    DEEPSEEK_TARGET,
+    GPT_OSS_TARGET,
+    HIDDEN,
+    KIMI_TARGET,
+    LLAMA_TARGET,
+    PRUNED,
+    VOCAB,
+    angelslim,
+    draft_tensors,
+    kept_tokens,
+    modelopt,
+    specforge,
+    speculators,
+    target_tensors,
+    write_draft,
+    write_target,
+)
+from safetensors.torch import save_file
+
+from drafttrace.compare.audit.check import check
+from drafttrace.compare.audit.fix import fix
+from drafttrace.compare.audit.installed import installed_version
+from drafttrace.compare.audit.result import CheckResult
+from drafttrace.compare.result import FAULT, NOTE
+from drafttrace.tracer.capture import Capture, RowTable, Slot
+from drafttrace.tracer.errors import DrafttraceError, OutputExists, UnreadableFile
+from drafttrace.tracer.rows import ArrayRows, DType
+
+INCIDENT = (0, 3, 31)
+NESTED_LINE = '"eagle_config": {"eagle_aux_hidden_state_layer_ids": '
+
+
+@dataclass(frozen=True)
+class Case:
+    """One incident. faults / notes: the ids that must be found, and no other fault may be. remedy: part of one."""
+
+    name: str
+    draft: dict[str, Any]
+    target: dict[str, Any] = field(default_factory=lambda: dict(LLAMA_TARGET))
+    version: str | None = "0.5.23"
+    trained: tuple[int, ...] | None = None
+    served: tuple[int, ...] | None = None
+    faults: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    remedy: str = ""
+    tensors: Callable[[], dict[str, torch.Tensor]] = draft_tensors
+    algorithm: str | None = None
+
+
+def without(*names: str) -> Callable[[], dict[str, torch.Tensor]]:
+    return lambda: {k: v for k, v in draft_tensors().items() if k not in names}
+
+
+def changed(**tensors: torch.Tensor) -> Callable[[], dict[str, torch.Tensor]]:
+    return lambda: {**draft_tensors(), **{name.replace("__", "."): tensor for name, tensor in tensors.items()}}
+
+
+def poisoned() -> dict[str, torch.Tensor]:
+    tensors = draft_tensors()
+    tensors["midlayer.mlp.up_proj.weight"][3, 4] = float("nan")
+    return tensors
+
+
+CANONICAL = [1, 15, 28]
+CASES = [
+    # healthy ones: nothing may be called a fault
+    Case("healthy SpecForge", specforge(CANONICAL), served=(2, 16, 29), trained=(2, 16, 29)),
+    Case("healthy Model-Optimizer", modelopt(CANONICAL), served=(2, 16, 29), trained=(2, 16, 29)),
+    Case(
+        "healthy speculators, default ids", speculators([2, 16, 29]), served=(2, 16, 29), notes=("default-wiring",)
+    ),
+    Case("healthy AngelSlim, ids nowhere", angelslim(), served=(2, 16, 29), notes=("default-wiring",)),
+    Case(
+        "weights named layers.0",
+        specforge(CANONICAL),
+        served=(2, 16, 29),
+        tensors=lambda: draft_tensors(prefix="layers.0."),
+    ),
+    Case(
+        "weights named model.",
+        specforge(CANONICAL),
+        served=(2, 16, 29),
+        tensors=lambda: {(k if k in {"d2t", "t2d"} else f"model.{k}"): v for k, v in draft_tensors().items()},
+    ),
+    # where ids stand
+    Case(
+        "ids at the top level",
+        {**specforge(), "eagle_aux_hidden_state_layer_ids": [5, 20, 25]},
+        served=(2, 16, 29),
+        faults=("default-wiring",),
+        remedy=NESTED_LINE + "[5, 20, 25]}",
+    ),
+    Case(
+        "speculators ids that are not the default",
+        speculators([3, 17, 30]),
+        served=(2, 16, 29),
+        faults=("default-wiring", "boundary-offset"),
+        remedy=NESTED_LINE + "[2, 16, 29]}",
+    ),
+    Case(
+        "eagle_config is no object",
+        specforge(eagle_config=[1, 2]),
+        served=(2, 16, 29),
+        faults=("default-wiring",),
+    ),
+    Case(
+        "ids are text",
+        specforge(eagle_config={"eagle_aux_hidden_state_layer_ids": "1,15,28"}),
+        served=(2, 16, 29),
+        faults=("default-wiring",),
+    ),
+    Case(
+        "no ids, trained elsewhere",
+        specforge(),
+        trained=INCIDENT,
+        served=(2, 16, 29),
+        faults=("default-wiring", "wrong-boundary"),
+        remedy=NESTED_LINE + "[-1, 2, 30]}",
+    ),
+    # one list, two meanings
+    Case(
+        "the original incident, served one slot on",
+        specforge([3, 31, 59]),
+        dict(DEEPSEEK_TARGET),
+        trained=INCIDENT,
+        served=(3, 31, 59),
+        faults=("slot-shift",),
+        remedy=NESTED_LINE + "[0, 3, 31]}",
+    ),
+    Case(
+        "the same on the multimodal class",
+        specforge([3, 31, 59]),
+        dict(KIMI_TARGET),
+        trained=INCIDENT,
+        served=(3, 31, 59),
+        faults=("slot-shift",),
+        remedy=NESTED_LINE + "[0, 3, 31]}",
+    ),
+    Case(
+        "DeepSeek ids, old release",
+        specforge([2, 30, 58]),
+        dict(DEEPSEEK_TARGET),
+        "0.5.12.post1",
+        trained=(2, 30, 58),
+        served=(3, 31, 59),
+        faults=("boundary-offset",),
+        remedy="[1, 29, 57]",
+    ),
+    Case(
+        "DeepSeek ids meant as layer outputs, new release",
+        specforge([2, 30, 58]),
+        dict(DEEPSEEK_TARGET),
+        trained=(3, 31, 59),
+        served=(2, 30, 58),
+        faults=("boundary-offset",),
+        remedy="[3, 31, 59]",
+    ),
+    Case(
+        "DeepSeek ids, nothing says what was meant",
+        specforge([2, 30, 58]),
+        dict(DEEPSEEK_TARGET),
+        served=(2, 30, 58),
+        notes=("boundary-offset",),
+    ),
+    Case("DeepSeek ids that begin with one", specforge([1, 29, 57]), dict(DEEPSEEK_TARGET), served=(2, 30, 58)),
+    Case("after the remedy", specforge([0, 3, 31]), dict(DEEPSEEK_TARGET), trained=INCIDENT, served=INCIDENT),
+    Case(
+        "the embedding, on a release that cannot capture it",
+        specforge([3, 31]),
+        dict(DEEPSEEK_TARGET),
+        "0.5.13",
+        trained=INCIDENT,
+        served=(3, 31),
+        faults=("slot-count", "slot-shift"),
+        remedy="cannot capture B0",
+    ),
+    Case(
+        "gpt-oss ids with the final boundary",
+        modelopt([24, 30, 36]),
+        dict(GPT_OSS_TARGET),
+        trained=(24, 30, 36),
+        served=(24, 30, 36),
+    ),
+    Case(
+        "gpt-oss ids with the final boundary, old release",
+        modelopt([24, 30, 36]),
+        dict(GPT_OSS_TARGET),
+        "0.5.16",
+        served=(25, 31),
+        faults=("slot-count",),
+    ),
+    Case(
+        "ids out of order",
+        specforge([28, 1, 15]),
+        served=(2, 16, 29),
+        faults=("slot-permutation",),
+        remedy="ascending",
+    ),
+    Case("an id twice", specforge([1, 1, 28]), served=(2, 29), faults=("slot-count",)),
+    Case("an id beyond the target", specforge([1, 15, 40]), served=(2, 16), faults=("slot-count",)),
+    Case(
+        "a target that cannot capture",
+        specforge(CANONICAL),
+        {**LLAMA_TARGET, "architectures": ["OPTForCausalLM"]},
+        faults=("fc-not-called",),
+    ),
+    # widths, and fc that never runs
+    Case(
+        "four slots in fc, three served",
+        specforge(CANONICAL),
+        served=(2, 16, 29),
+        faults=("slot-count",),
+        tensors=lambda: draft_tensors(slots=4),
+    ),
+    Case(
+        "a draft for another target width",
+        specforge(CANONICAL, target_hidden_size=32),
+        faults=("slot-count", "weights-missing"),
+        tensors=lambda: draft_tensors(slot_width=32),
+    ),
+    Case(
+        "one slot: fc is skipped",
+        specforge([15]),
+        served=(16,),
+        faults=("fc-not-called",),
+        tensors=lambda: draft_tensors(slots=1),
+    ),
+    Case(
+        "use_aux_hidden_state false",
+        specforge(CANONICAL, eagle_config={"use_aux_hidden_state": False}),
+        faults=("fc-not-called",),
+        remedy='"use_aux_hidden_state": true',
+    ),
+    Case(
+        "the algorithm EAGLE", specforge(CANONICAL), faults=("fc-not-called",), algorithm="EAGLE", remedy="EAGLE3"
+    ),
+    Case(
+        "a class that is no draft's",
+        specforge(CANONICAL, architectures=["Eagle3Speculator"]),
+        faults=("fc-not-called",),
+        remedy='"architectures": ["LlamaForCausalLMEagle3"]',
+    ),
+    Case("num_aux_hidden_states wrong", specforge(CANONICAL, num_aux_hidden_states=4), faults=("slot-count",)),
+    # norms that the server ignores
+    Case(
+        "norm_before_residual",
+        speculators([2, 16, 29], norm_before_residual=True),
+        faults=("norm-missing",),
+        notes=("default-wiring",),
+    ),
+    Case(
+        "norm_before_fc on an old release",
+        specforge(CANONICAL, norm_before_fc=True),
+        version="0.5.16",
+        faults=("norm-missing",),
+        tensors=changed(input_norm__weight=torch.rand(3 * HIDDEN)),
+    ),
+    Case(
+        "norm_before_fc on a new release",
+        specforge(CANONICAL, norm_before_fc=True),
+        tensors=changed(input_norm__weight=torch.rand(3 * HIDDEN)),
+    ),
+    Case(
+        "fc_norm weights without the flag",
+        specforge(CANONICAL),
+        faults=("norm-missing",),
+        remedy='"fc_norm": true',
+        tensors=lambda: {**draft_tensors(), **{f"fc_norm.{k}.weight": torch.rand(HIDDEN) for k in range(3)}},
+    ),
+    Case("fc_norm flag without weights", specforge(CANONICAL, fc_norm=True), faults=("weights-missing",)),
+    Case("SpecForge's norm_output", specforge(CANONICAL, norm_output=True), notes=("norm-extra",)),
+    Case(
+        "Model-Optimizer's first layer",
+        modelopt(CANONICAL, use_input_layernorm_in_first_layer=True),
+        notes=("norm-extra",),
+    ),
+    Case(
+        "Gemma's embedding scale",
+        specforge(CANONICAL),
+        {**LLAMA_TARGET, "model_type": "gemma3_text"},
+        notes=("scale",),
+    ),
+    # rope and window
+    Case(
+        "two rope bases",
+        specforge(CANONICAL, rope_parameters={"rope_theta": 500000.0, "rope_type": "default"}),
+        faults=("rope-mismatch",),
+    ),
+    Case(
+        "yarn without a factor", specforge(CANONICAL, rope_scaling={"rope_type": "yarn"}), faults=("rope-mismatch",)
+    ),
+    Case("a short draft", specforge(CANONICAL, max_position_embeddings=256), notes=("rope-mismatch",)),
+    Case(
+        "a sliding window",
+        specforge(CANONICAL, sliding_window=64, layer_types=["sliding_attention"]),
+        faults=("window-mismatch",),
+        remedy="--speculative-draft-window-size 64",
+    ),
+    # vocabulary
+    Case("another vocabulary", specforge(CANONICAL, vocab_size=80), faults=("vocab-map-range",)),
+    Case("no d2t", specforge(CANONICAL), faults=("vocab-map-missing",), tensors=without("d2t")),
+    Case("absolute d2t", specforge(CANONICAL), faults=("vocab-map-offset",), tensors=changed(d2t=kept_tokens())),
+    Case(
+        "d2t beyond the vocabulary",
+        specforge(CANONICAL),
+        faults=("vocab-map-range",),
+        tensors=lambda: {**without("t2d")(), "d2t": torch.arange(PRUNED) * 3},
+    ),
+    Case(
+        "d2t with repeated targets",
+        specforge(CANONICAL),
+        faults=("vocab-map-range",),
+        tensors=lambda: {**without("t2d")(), "d2t": -torch.arange(PRUNED) // 2},
+    ),
+    Case(
+        "t2d of another run",
+        specforge(CANONICAL),
+        faults=("vocab-map-range",),
+        tensors=changed(t2d=torch.arange(VOCAB) < PRUNED),
+    ),
+    Case(
+        "d2t of floats", specforge(CANONICAL), faults=("vocab-map-range",), tensors=changed(d2t=torch.zeros(PRUNED))
+    ),
+    Case(
+        "d2t of zeros",
+        specforge(CANONICAL),
+        faults=("vocab-map-missing", "vocab-map-range"),
+        tensors=changed(d2t=torch.zeros(PRUNED, dtype=torch.long)),
+    ),
+    Case(
+        "d2t of another size",
+        specforge(CANONICAL, draft_vocab_size=40),
+        faults=("vocab-map-range", "weights-missing"),
+    ),
+    # weights
+    Case(
+        "no lm_head, pruned vocabulary",
+        specforge(CANONICAL),
+        faults=("weights-missing",),
+        tensors=without("lm_head.weight"),
+    ),
+    Case(
+        "lm_head that the target's replaces",
+        {k: v for k, v in specforge(CANONICAL).items() if k != "draft_vocab_size"},
+        faults=("weights-replaced",),
+    ),
+    Case(
+        "tied embeddings drop the head",
+        specforge(CANONICAL, tie_word_embeddings=True),
+        faults=("weights-replaced",),
+        remedy='"tie_word_embeddings": false',
+    ),
+    Case(
+        "a missing norm",
+        specforge(CANONICAL),
+        faults=("weights-missing",),
+        tensors=without("midlayer.hidden_norm.weight"),
+    ),
+    Case(
+        "a tensor of another shape",
+        specforge(CANONICAL),
+        faults=("weights-missing",),
+        tensors=changed(norm__weight=torch.rand(8)),
+    ),
+    Case(
+        "a tensor of zeros",
+        specforge(CANONICAL),
+        faults=("weights-missing",),
+        tensors=changed(fc__weight=torch.zeros(HIDDEN, 3 * HIDDEN)),
+    ),
+    Case("NaN", specforge(CANONICAL), faults=("nan-inf",), tensors=poisoned),
+    Case(
+        "norms of ones",
+        specforge(CANONICAL),
+        notes=("weights-missing",),
+        tensors=changed(norm__weight=torch.ones(HIDDEN)),
+    ),
+    Case(
+        "a tensor that nothing reads",
+        specforge(CANONICAL),
+        notes=("weights-unused",),
+        tensors=changed(midlayer__extra__weight=torch.rand(3)),
+    ),
+    Case(
+        "an embedding of its own that the target's replaces",
+        specforge(CANONICAL),
+        faults=("weights-replaced",),
+        tensors=changed(embed_tokens__weight=torch.rand(VOCAB, HIDDEN)),
+    ),
+    Case(
+        "the target's embedding, kept",
+        specforge(CANONICAL),
+        tensors=changed(embed_tokens__weight=target_tensors()["model.embed_tokens.weight"]),
+    ),
+    Case(
+        "a full head that is the target's",
+        specforge(CANONICAL, draft_vocab_size=VOCAB),
+        notes=("weights-replaced",),
+        tensors=lambda: {**without("d2t", "t2d")(), "lm_head.weight": target_tensors()["lm_head.weight"]},
+    ),
+    Case(
+        "a second layer without hidden_norm", specforge(CANONICAL, num_hidden_layers=2), faults=("weights-missing",)
+    ),
+    Case("another dtype", specforge(CANONICAL, torch_dtype="float16"), notes=("quantization-noise",)),
+]
+
+
+def run(case: Case, folder: Path) -> CheckResult:
+    target = write_target(folder / "target", case.target)
+    draft = write_draft(folder / "draft", case.draft, case.tensors())
+    return check(target, draft, sglang_version=case.version, trained=case.trained, algorithm=case.algorithm)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.replace(" ", "-"))
+def test_incident(case: Case, tmp_path: Path) -> None:
+    result = run(case, tmp_path)
+    found = sorted({f.id for f in result.findings if f.severity == FAULT})
+    assert found == sorted(set(case.faults)), [f.summary for f in result.findings]
+    assert set(case.notes) <= {f.id for f in result.findings if f.severity == NOTE}
+    assert result.exit_code == (1 if case.faults else 0)
+    if case.served is not None:
+        assert result.readings[-1].boundaries == case.served
+    if case.remedy:
+        assert any(case.remedy in f.remedy for f in result.findings), [f.remedy for f in result.findings]
+    for finding in result.findings:
+        assert finding.summary.endswith(".") and "\n" not in finding.summary
+    text = json.dumps(result.to_json(), allow_nan=False)
+    assert json.loads(text)["schema"] == "drafttrace.check/1"
+
+
+@pytest.mark.parametrize("version", ["0.5.12", "0.5.17", "0.5.23"])
+@pytest.mark.parametrize(
+    "target", [LLAMA_TARGET, DEEPSEEK_TARGET, GPT_OSS_TARGET], ids=lambda t: t["architectures"][0]
+)
+def test_the_fixed_config_serves_what_training_used(version: str, target: dict[str, Any], tmp_path: Path) -> None:
+    wanted = (4, 10, 20)
+    folder = write_target(tmp_path / "target", target)
+    draft = write_draft(tmp_path / "draft", specforge([7, 8, 9]))
+    before = check(folder, draft, sglang_version=version, trained=wanted)
+    assert before.exit_code == 1
+    fix(draft, tmp_path / "fixed", before.fix)
+    again = write_draft(tmp_path / "again", json.loads((tmp_path / "fixed/config.json").read_text()))
+    after = check(folder, again, sglang_version=version, trained=wanted)
+    assert after.exit_code == 0 and after.readings[-1].boundaries == wanted
+
+
+def test_fix_writes_a_copy_and_never_in_place(tmp_path: Path) -> None:
+    target = write_target(tmp_path / "target")
+    draft = write_draft(tmp_path / "draft", speculators([5, 9, 20], tie_word_embeddings=True))
+    result = check(target, draft, sglang_version="0.5.23")
+    before = (draft / "config.json").read_bytes()
+    path = fix(draft, tmp_path / "new", result.fix)
+    made = json.loads(path.read_text())
+    assert made["eagle_config"] == {"eagle_aux_hidden_state_layer_ids": [4, 8, 19]}
+    assert made["tie_word_embeddings"] is False
+    with pytest.raises(OutputExists, match="--force"):
+        fix(draft, tmp_path / "new", result.fix)
+    fix(draft, tmp_path / "new", result.fix, force=True)
+    with pytest.raises(DrafttraceError, match="never changed in place"):
+        fix(draft, draft, result.fix, force=True)
+    assert (draft / "config.json").read_bytes() == before
+    with pytest.raises(DrafttraceError, match="Nothing in"):
+        fix(draft, tmp_path / "x", {})
+
+
+def dump_of(slots: list[np.ndarray], tokens: np.ndarray, declared: list[int | None]) -> Capture:
+    rows = [ArrayRows(np.ascontiguousarray(slot, np.float32), DType.FP32) for slot in slots]
+    return Capture(
+        path="dump/data_0.pt",
+        format="SPEC-V1",
+        recognised_by="test",
+        tokens=tokens,
+        table=RowTable.of_tokens(tokens),
+        slots=tuple(Slot(f"s{k}", r, declared[k], "ASSUMED default") for k, r in enumerate(rows)),
+    )
+
+
+def test_a_dump_decides_by_value_before_it_is_believed(tmp_path: Path) -> None:
+    target = write_target(tmp_path / "target")
+    draft = write_draft(tmp_path / "draft", specforge(CANONICAL))
+    tokens = np.arange(40, dtype=np.int64)
+    embedding = target_tensors()["model.embed_tokens.weight"].float().numpy()[tokens]
+    noise = np.random.default_rng(0).normal(size=(2, 40, HIDDEN))
+    dump = dump_of([embedding, noise[0], noise[1]], tokens, [2, 16, 29])
+    result = check(target, draft, sglang_version="0.5.23", dump=dump)
+    assert result.wanted == (0, 16, 29)
+    assert {f.id for f in result.findings if f.severity == FAULT} == {"wrong-boundary"}
+    assert any("by value it is [B0]" in f.summary for f in result.findings)
+    assert any("[-1, 15, 28]" in f.remedy for f in result.findings)
+    lying = dump_of([noise[0], noise[1], noise[1]], tokens, [0, 16, 29])
+    assert check(target, draft, sglang_version="0.5.23", dump=lying).wanted is None
+    agreeing = dump_of([noise[0], noise[1], noise[1]], tokens, [2, 16, 29])
+    assert check(target, draft, sglang_version="0.5.23", dump=agreeing).exit_code == 0
+    four = dump_of([embedding, *noise, noise[0]], tokens, [0, 3, 16, 29])
+    found = check(target, draft, sglang_version="0.5.23", dump=four)
+    assert "slot-count" in {f.id for f in found.findings}
+
+
+def test_the_live_server_is_compared_with_the_configs(tmp_path: Path) -> None:
+    target = write_target(tmp_path / "target", DEEPSEEK_TARGET)
+    draft = write_draft(tmp_path / "draft", specforge([2, 30, 58]))
+    health = {
+        "sglang_version": "0.5.23",
+        "wiring": {"boundaries": [3, 31, 59], "source": "config", "algorithm": "EAGLE3"},
+    }
+    result = check(target, draft, url_health=health)
+    assert result.live == (3, 31, 59) and "wrong-boundary" in {f.id for f in result.findings if f.severity == FAULT}
+    fine = {**health, "wiring": {**health["wiring"], "boundaries": [2, 30, 58]}}
+    assert check(target, draft, url_health=fine).exit_code == 0
+    plain = {**fine, "wiring": {**fine["wiring"], "algorithm": "EAGLE"}}
+    assert {f.id for f in check(target, draft, url_health=plain).findings if f.severity == FAULT} == {
+        "fc-not-called"
+    }
+    assert check(target, draft, url_health={"wiring": None, "sglang_version": "0.5.12"}).sglang_version == "0.5.12"
+
+
+def test_a_tokenizer_that_differs_is_named(tmp_path: Path) -> None:
+    target, draft = write_target(tmp_path / "target"), write_draft(tmp_path / "draft", specforge(CANONICAL))
+    table = {"model": {"vocab": {"a": 0, "b": 1}}, "added_tokens": [{"content": "<eos>", "id": 2}]}
+    (target / "tokenizer.json").write_text(json.dumps(table))
+    (draft / "tokenizer.json").write_text(json.dumps(table))
+    assert check(target, draft, sglang_version="0.5.23").exit_code == 0
+    (draft / "tokenizer.json").write_text(json.dumps({**table, "added_tokens": [{"content": "<eos>", "id": 5}]}))
+    (found,) = check(target, draft, sglang_version="0.5.23").faults
+    assert found.id == "template-divergence" and "<eos>" in found.summary
+
+
+def test_hashing_reads_everything_and_sampling_finds_whole_faults(tmp_path: Path) -> None:
+    target = write_target(tmp_path / "target")
+    tensors = draft_tensors()
+    draft = write_draft(tmp_path / "draft", specforge(CANONICAL), tensors)
+    hashed = {r.name: r.sha256 for r in check(target, draft, sglang_version="0.5.23", hash_weights=True).tensors}
+    assert all(value is not None and len(value) == 64 for value in hashed.values())
+    tensors["norm.weight"][0] += 1
+    other = write_draft(tmp_path / "other", specforge(CANONICAL), tensors)
+    again = {r.name: r.sha256 for r in check(target, other, sglang_version="0.5.23", hash_weights=True).tensors}
+    assert {name for name in hashed if hashed[name] != again[name]} == {"norm.weight"}
+
+
+@pytest.mark.parametrize(
+    ("break_it", "words"),
+    [
+        (lambda t, d: (d / "config.json").write_text("{"), "no valid JSON"),
+        (lambda t, d: (d / "config.json").write_text("[]"), "expected an object"),
+        (lambda t, d: (d / "config.json").unlink(), "no config.json"),
+        (lambda t, d: (t / "config.json").write_text("{}"), "num_hidden_layers|hidden_size"),
+        (
+            lambda t, d: (d / "config.json").write_text(json.dumps({**specforge(), "hidden_size": "16"})),
+            "whole number",
+        ),
+        (
+            lambda t, d: (d / "config.json").write_text(json.dumps({**specforge(), "hidden_size": None})),
+            "no 'hidden_size'",
+        ),
+        (lambda t, d: (d / "model.safetensors").unlink(), "holds no"),
+        (lambda t, d: (d / "model.safetensors").write_bytes(b"\xff" * 64), "limit"),
+        (lambda t, d: (t / "model.safetensors").write_bytes(b"\x10" + b"\0" * 30), "JSON"),
+        (
+            lambda t, d: (t / "model.safetensors.index.json").write_text('{"weight_map": {"a": "b"}}'),
+            "lacks 1 of 1",
+        ),
+    ],
+)
+def test_bad_input_is_one_sentence(tmp_path: Path, break_it: Callable[[Path, Path], object], words: str) -> None:
+    target, draft = write_target(tmp_path / "target"), write_draft(tmp_path / "draft", specforge(CANONICAL))
+    break_it(target, draft)
+    with pytest.raises(UnreadableFile, match=words) as caught:
+        check(target, draft, sglang_version="0.5.23")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_version_that_is_none(tmp_path: Path) -> None:
+    target, draft = write_target(tmp_path / "target"), write_draft(tmp_path / "draft", specforge(CANONICAL))
+    with pytest.raises(DrafttraceError, match="no SGLang version"):
+        check(target, draft, sglang_version="main")
+
+
+def test_a_target_without_weights_is_audited(tmp_path: Path) -> None:
+    target = write_target(tmp_path / "target", weights=False)
+    draft = write_draft(tmp_path / "draft", specforge(CANONICAL))
+    result = check(target, draft, sglang_version="0.5.23")
+    assert result.exit_code == 0 and any("no weights" in line for line in result.notes)
+
+
+def test_two_hundred_shards_take_less_than_two_seconds(tmp_path: Path) -> None:
+    target = write_target(tmp_path / "target", DEEPSEEK_TARGET, weights=False)
+    weight_map: dict[str, str] = {}
+    for shard in range(200):
+        name = f"model-{shard:05d}.safetensors"
+        experts = {f"model.layers.{shard % 61}.mlp.experts.{k}.s{shard}.weight": torch.zeros(2) for k in range(60)}
+        tensors = {**experts, **(target_tensors() if shard == 199 else {})}
+        save_file(tensors, target / name)
+        weight_map |= dict.fromkeys(tensors, name)
+    (target / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    draft = write_draft(tmp_path / "draft", specforge([2, 30, 58]))
+    began = time.process_time()
+    check(target, draft)
+    assert time.process_time() - began < 2.0
+
+
+@pytest.mark.skipif(installed_version() is None, reason="SGLang is not installed here")
+def test_the_installed_class_speaks_before_the_table(tmp_path: Path) -> None:
+    target = write_target(tmp_path / "target", KIMI_TARGET)
+    draft = write_draft(tmp_path / "draft", specforge([2, 30, 58]))
+    reading = check(target, draft).readings[-1]
+    assert "installed class's own setter (kimi_k25.py and deepseek_v2.py)" in reading.note
+    table = check(target, draft, sglang_version="0.5.12").readings[-1]
+    assert "built-in table" in table.note and table.boundaries == (3, 31, 59)

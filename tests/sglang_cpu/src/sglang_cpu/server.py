@@ -50,7 +50,7 @@ class CpuServer:
         env: Mapping[str, str] | None = None,
         launcher: Sequence[str] | None = None,
         *,
-        start_timeout: float = 240.0,
+        start_timeout: float = 600.0,
         stop_timeout: float = 10.0,
     ) -> None:
         self.args = list(args)

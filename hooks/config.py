@@ -83,6 +83,12 @@ def trace_id_of(rid: object) -> str | None:
     return name if TRACE_ID.fullmatch(name) else None
 
 
+def parent_of(trace_id: str) -> str | None:
+    """The trace that a part belongs to: ``x`` for ``x_0`` (request 0 of a batch) and ``x_0_prefix``; None without."""
+    found = re.fullmatch(r"(.+)_(?:\d+|prefix)", trace_id)
+    return found[1] if found else None
+
+
 def _number(environment: Mapping[str, str], name: str, default: int) -> int:
     text = environment.get(name, "")
     if not text:

@@ -22,7 +22,7 @@ from drafttrace.hooks.plan import ModelFacts
 from drafttrace.hooks.session import Session
 from drafttrace.hooks.sink import WriterThread
 from drafttrace.hooks.static import StaticTaps
-from drafttrace.hooks.store import INCOMPLETE, Store, read_json, write_json
+from drafttrace.hooks.store import INCOMPLETE, Store, write_json
 from drafttrace.tracer.capture import Phase
 from drafttrace.tracer.trace.schema import SOURCE_GRAPH_BUFFER
 
@@ -58,11 +58,14 @@ class Recorder:
     starting: graphs are captured only while the server starts. scope: what kind of forward pass runs then.
     """
 
-    def __init__(self, settings: Settings, store: Store, facts: Callable[[], ModelFacts], *, rank: int = 0) -> None:
+    def __init__(
+        self, settings: Settings, store: Store, facts: Callable[[], ModelFacts], *, rank: int = 0, ranks: int = 1
+    ) -> None:
         self.active = False
         self.settings = settings
         self.store = store
         self.rank = rank
+        self.ranks = ranks
         self.thread = WriterThread(settings.queue_bytes)
         self.sessions: dict[str, Session] = {}
         self.errors = 0
@@ -88,7 +91,7 @@ class Recorder:
         if found is not None:
             return found
         trace_id = trace_id_of(rid)
-        request = read_json(self.store.request_path(trace_id)) if trace_id is not None else None
+        request = self.store.request_of(trace_id) if trace_id is not None else None
         if trace_id is None or request is None:
             return None
         if self._seen.get(rid) == request.get("created"):  # over already; overlap scheduling runs one step too many
@@ -107,7 +110,7 @@ class Recorder:
             options = TapOptions.parse(request.get("taps") or {})
         except BadOptions as error:
             refusal = str(error)
-        if self.store.trace_path(trace_id).exists():
+        if not self.rank and self.store.trace_path(trace_id).exists():
             # Another request with this id has its file already: leave both file and state alone.
             logger.error("drafttrace: a second request names the trace %s; it is not recorded", trace_id)
             return None
@@ -126,10 +129,13 @@ class Recorder:
             thread=self.thread,
             prompt=prompt,
             rank=self.rank,
+            ranks=self.ranks,
         )
 
     def refuse(self, trace_id: str, reason: str) -> None:
         """Tell the client why there will be no trace."""
+        if self.rank:
+            return
         try:
             write_json(self.store.state_path(trace_id), {"state": INCOMPLETE, "reason": reason, "pid": os.getpid()})
         except OSError as error:
@@ -272,7 +278,7 @@ class Recorder:
             self.refuse(trace_id, reason)
 
     def _waits(self, trace_id: str) -> bool:
-        asked = self.store.request_path(trace_id).exists()
+        asked = self.store.request_of(trace_id) is not None
         return asked and not self.store.state_path(trace_id).exists()
 
     def stop(self) -> None:

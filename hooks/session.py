@@ -12,12 +12,14 @@ from drafttrace.hooks import store as states
 from drafttrace.hooks.config import Settings
 from drafttrace.hooks.frames import Batch, FrameRows, is_boundary
 from drafttrace.hooks.options import TapOptions
-from drafttrace.hooks.plan import ModelFacts, expected_taps, layout_of
+from drafttrace.hooks.plan import ModelFacts, expected_taps, hashed_names, layout_of
+from drafttrace.hooks.ranks import RankLog, collect
 from drafttrace.hooks.sink import TraceFile, WriterThread
 from drafttrace.hooks.store import Store, write_json
 from drafttrace.tracer.capture import Probe
 from drafttrace.tracer.trace.writer import TraceWriter
 
+_RANKS_WAIT = 5.0  # seconds that the first rank waits for the others at the end of a request
 _STATE_EVERY = 0.25  # seconds between two updates of the state that clients poll
 
 
@@ -36,13 +38,20 @@ class Session:
         thread: WriterThread,
         prompt: Sequence[int],
         rank: int = 0,
+        ranks: int = 1,
     ) -> None:
         self.id = trace_id
         self.rid = rid
         self.options = options
         self.facts = facts
         self.rank = rank
-        self.layout = layout_of(facts, options)
+        self.owner = trace_id  # the trace whose first rank merges this rank's hashes
+        self.writes = rank == 0 or settings.all_ranks
+        if rank:
+            self.id = f"{trace_id}_rank{rank}"  # with --all-ranks, each rank has a file of its own
+        self._merges = tuple(range(1, ranks)) if rank == 0 else ()
+        self.layout = layout_of(facts, options, tuple(range(ranks)) if self._merges else ())
+        self._log = RankLog(hashed_names(facts)) if ranks > 1 else None
         self.prompt = list(prompt)
         self.round = -1
         self.frames = 0
@@ -159,6 +168,10 @@ class Session:
         return self._file
 
     def _write(self, batch: Batch) -> None:
+        if self._log is not None:
+            self._log.append(batch)
+        if not self.writes:
+            return
         if self._store.used_bytes(max_age=1.0) + batch.nbytes > self._settings.max_dir_bytes:
             self.problem(
                 f"the trace folder reached its limit of {self._settings.max_dir_bytes} bytes; delete traces or raise "
@@ -171,7 +184,12 @@ class Session:
         self._write_state(states.RECORDING, None)
 
     def _end(self, tokens: list[int], prompt_length: int, request: dict[str, Any]) -> None:
+        if self._log is not None and self.rank:
+            self._log.save(self._store.rank_path(self.owner, self.rank))
+        if not self.writes:
+            return
         file = self._open()
+        self._merge_ranks(file)
         for name, rows in file.dropped.items():
             self._probes[name][3] += rows
             self.problem(f"{rows} rows of {name} did not connect to the rows before them and were dropped")
@@ -186,6 +204,18 @@ class Session:
         )
         self.reason = reason
         self._write_state(states.COMPLETE if reason is None else states.INCOMPLETE, reason, force=True)
+
+    def _merge_ranks(self, file: TraceFile) -> None:
+        """Put the hashes of all ranks into the first rank's file."""
+        if self._log is None or not self._merges:
+            return
+        paths = {rank: self._store.rank_path(self.id, rank) for rank in self._merges}
+        found = collect(paths, _RANKS_WAIT)
+        for rank, (rows, hashes) in {0: self._log.tables(), **found}.items():
+            file.writer.append_rank(rank, rows, hashes)
+        missing = sorted(set(self._merges) - set(found))
+        if missing:
+            self.problem(f"rank {missing[0]} did not report its row hashes within {_RANKS_WAIT:.0f} seconds")
 
     def _silent(self) -> str | None:
         """The tap that fired less often than it should have, in words."""
@@ -204,6 +234,8 @@ class Session:
 
     def _write_state(self, state: str, reason: str | None, force: bool = False) -> None:
         now = time.monotonic()
+        if not self.writes:
+            return
         if not force and now - self._last_state < _STATE_EVERY:
             return
         self._last_state = now

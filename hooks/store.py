@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from drafttrace.hooks.config import TRACE_ID
+from drafttrace.hooks.config import TRACE_ID, parent_of
 
 WAITING, RECORDING, COMPLETE, INCOMPLETE = "waiting", "recording", "complete", "incomplete"
 _GONE = "the server process that was recording it is gone; the file holds every frame that it flushed"
@@ -106,6 +106,10 @@ class Store:
             return None
         created = float((request or said or {}).get("created", 0.0)) or (path.stat().st_mtime if size else 0.0)
         if said is None:
+            parts = self.parts(trace_id)
+            if parts:
+                reason = f"the request was a batch; each part has a trace of its own: {', '.join(parts)}"
+                return TraceState(trace_id, INCOMPLETE, size, 0, reason, created)
             return TraceState(trace_id, WAITING, size, 0, None, created)
         state, reason = str(said.get("state", RECORDING)), said.get("reason")
         if state == RECORDING and not alive(said.get("pid")):
@@ -150,6 +154,24 @@ class Store:
                 path.unlink()
                 found = True
         return found
+
+    def request_of(self, trace_id: str) -> dict[str, Any] | None:
+        """What a client asked for under this id or, for a part of a batch, under the id that it is a part of."""
+        name: str | None = trace_id
+        while name is not None:
+            request = read_json(self.request_path(name))
+            if request is not None:
+                return request
+            name = parent_of(name)
+        return None
+
+    def parts(self, trace_id: str) -> list[str]:
+        """The traces of a batch (several prompts, or n > 1) that was sent under one id."""
+        return [name for name in self.ids() if name.startswith(f"{_checked(trace_id)}_") and self.has_state(name)]
+
+    def has_state(self, trace_id: str) -> bool:
+        """Whether a scheduler has said anything of this trace."""
+        return self.state_path(trace_id).exists()
 
     def ask(self, trace_id: str, taps: Mapping[str, Any]) -> None:
         """Write down that a client wants this trace. Raises FileExistsError where the id is taken."""

@@ -97,6 +97,19 @@ def dtype_of(model: torch.nn.Module) -> DType:
     return _DTYPES.get(getattr(weight, "dtype", None), DType.BF16)  # type: ignore[arg-type]
 
 
+def place() -> tuple[int, int]:
+    """Rank and size of the group of ranks that compute the same rows: the attention-TP group of this process."""
+    try:
+        from sglang.srt.runtime_context import get_parallel
+
+        parallel = get_parallel()
+        return int(parallel.attn_tp_rank), int(parallel.attn_tp_size)
+    except Exception:
+        if not torch.distributed.is_initialized():
+            return 0, 1
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+
+
 def model_facts(
     target: Any, draft: Any | None, *, version: str, algorithm: str | None, override: Sequence[int] | None
 ) -> ModelFacts:

@@ -12,13 +12,15 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from drafttrace.hooks.config import BadSetting, Settings
+from drafttrace.hooks.config import RID_PREFIX, BadSetting, Settings, trace_id_of
 from drafttrace.hooks.routes import Service, add_routes
 from drafttrace.hooks.sglang_engine import status
 from drafttrace.hooks.sglang_engine.versions import HTTP_HOOKS, SCHEDULER_HOOKS, HookSpec, unsupported
 from drafttrace.hooks.store import Store
 
 logger = logging.getLogger("drafttrace")
+
+_NAMES_KEPT = 1024  # requests with n > 1 whose samples are still being named
 
 
 def sglang_version() -> str:
@@ -78,6 +80,30 @@ def _exists(target: str) -> bool:
     return True
 
 
+class RequestNames:
+    """Request ids of the samples of n > 1. SGLang gives each a random one; a traced request keeps its name in them.
+
+    SGLang runs the prompt alone first, so that the samples find it in the prefix cache: ``<id>_prefix``. Then follow
+    the samples: ``<id>``, ``<id>_1``, ``<id>_2`` and so on.
+    """
+
+    def __init__(self, store: Store | None) -> None:
+        self._store = store
+        self._count: collections.OrderedDict[str, int] = collections.OrderedDict()
+
+    def next(self, rid: Any) -> str | None:
+        """The next id for a request that came as ``rid``; None where it is not traced."""
+        trace_id = trace_id_of(rid)
+        if trace_id is None or self._store is None or self._store.request_of(trace_id) is None:
+            return None
+        count = self._count.pop(rid, 0)
+        self._count[rid] = count + 1
+        while len(self._count) > _NAMES_KEPT:
+            self._count.popitem(last=False)
+        suffix = "_prefix" if count == 0 else "" if count == 1 else f"_{count - 1}"
+        return f"{RID_PREFIX}{trace_id}{suffix}"
+
+
 def _install_http(settings: Settings | None, version: str, reason: str | None) -> None:
     """Mount the routes when SGLang sets up its HTTP server. A plugin that is off still says why."""
     fired: collections.Counter[str] = collections.Counter()
@@ -101,8 +127,19 @@ def _install_http(settings: Settings | None, version: str, reason: str | None) -
         except Exception:
             logger.exception("drafttrace: the HTTP routes could not be mounted")
 
+    names = RequestNames(store)
+
     def regenerate_rid(original: Callable[..., Any], request: Any) -> Any:
-        return original(request)
+        fired["regenerate_rid"] += 1
+        try:
+            name = names.next(request.rid)
+        except Exception:
+            logger.exception("drafttrace: a request with n > 1 could not be named")
+            name = None
+        if name is None:
+            return original(request)
+        request.rid = name
+        return name
 
     table = {"http": http, "regenerate_rid": regenerate_rid}
     _register([(spec, table[spec.name]) for spec in HTTP_HOOKS])

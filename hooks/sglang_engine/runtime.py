@@ -71,6 +71,7 @@ class SchedulerHooks:
         self.fired["load_model"] += 1
         side = "draft" if runner.is_draft_worker else "target"
         try:
+            self.recorder.rank, self.recorder.ranks = facts_of.place()
             taps = Taps(self.recorder, side)
             if side == "draft":
                 self.draft = runner

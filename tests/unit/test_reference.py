@@ -42,10 +42,14 @@ def save_deepseek(folder: Path) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=[save_llama, save_deepseek], ids=["llama", "deepseek-v3"])
-def target(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder: Path = request.param(tmp_path_factory.mktemp("target"))
-    return folder
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_llama(tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(scope="module")
+def deepseek(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_deepseek(tmp_path_factory.mktemp("deepseek"))
 
 
 def truth(target: Path, tokens: np.ndarray, dtype: Any = torch.bfloat16) -> tuple[list[np.ndarray], np.ndarray]:
@@ -59,7 +63,9 @@ def truth(target: Path, tokens: np.ndarray, dtype: Any = torch.bfloat16) -> tupl
     return states[:-1], states[-1]
 
 
-def test_every_boundary_is_the_one_it_is_called(target: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("which", ["target", "deepseek"])
+def test_every_boundary_is_the_one_it_is_called(which: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    target: Path = request.getfixturevalue(which)
     path = make_reference(target, [TOKENS], tmp_path / "ref.safetensors")[0]
     capture = open_capture(str(path))
     before, post = truth(target, TOKENS)

@@ -1,0 +1,306 @@
+"""Writes a capture in another layout: trace, safetensors, SpecForge, speculators v1 or current.
+
+What the other layout cannot hold is refused by name, never dropped: a training sample without its layer ids or its
+mask is how the faults that this tool looks for begin. What only a recorder knows (draft rows, rejected rows, the
+environment) is no part of a training sample; it is left out, and the result says so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from drafttrace.tracer.capture import Accepted, Ints, Norm, Phase
+from drafttrace.tracer.convert_sample import (
+    BLOCK,
+    Sample,
+    blocks,
+    kind_of,
+    last_on,
+    left_out_of,
+    need_mask,
+    need_slots,
+    one_kind,
+    one_row_per_token,
+    refuse,
+    refuse_ids,
+    refuse_mask,
+    refuse_sweep,
+)
+from drafttrace.tracer.dumps.registry import Request
+from drafttrace.tracer.dumps.tensor import Array
+from drafttrace.tracer.dumps.write_safetensors import SafetensorsWriter
+from drafttrace.tracer.errors import DrafttraceError, OutputExists
+from drafttrace.tracer.open import open_capture
+from drafttrace.tracer.rows import Rows
+
+# What may be given up on purpose, with ``lose``.
+LOSSES = ("layer-ids", "loss-mask", "last-state", "boundaries", "first-token")
+
+
+@dataclass(frozen=True)
+class Converted:
+    """What was written. left_out: what of a recording is no part of a training sample."""
+
+    paths: tuple[Path, ...]
+    left_out: tuple[str, ...]
+
+
+def convert(
+    spec: str,
+    out: Path,
+    to: str,
+    *,
+    format: str | None = None,
+    sample: int | None = None,
+    request: Request | None = None,
+    lose: Sequence[str] = (),
+    mask: str | None = None,
+    target: Path | None = None,
+    force: bool = False,
+) -> Converted:
+    """Read ``spec`` (``PATH`` or ``PATH#i``) and write it to ``out`` in the layout ``to``.
+
+    to: "trace", "safetensors" (what ``drafttrace reference`` writes), "specforge", "speculators-v1" or
+    "speculators". The last two are folders. lose: which of :data:`LOSSES` may be given up. mask: "ones" makes a loss
+    mask where the source has none. target: the target's folder; its final norm turns a last state before the norm
+    into one after it, which SpecForge stores.
+
+    Raises DrafttraceError naming what the layout cannot hold, OutputExists where ``out`` is taken.
+    """
+    writer = _WRITERS.get(to)
+    if writer is None:
+        raise DrafttraceError(f"There is no layout '{to}' to convert to; choose one of {', '.join(_WRITERS)}.")
+    unknown = sorted(set(lose) - set(LOSSES))
+    if unknown:
+        raise DrafttraceError(f"'{unknown[0]}' is nothing that can be given up; choose from {', '.join(LOSSES)}.")
+    if mask not in {None, "ones"}:
+        raise DrafttraceError(f"A loss mask can be made of 'ones', not of '{mask}'.")
+    capture = open_capture(spec, format=format, sample=sample, request=request)
+    source = one_row_per_token(capture, request or Request(), frozenset(lose), target)
+    if source.mask is None and mask == "ones":
+        source = dataclasses.replace(source, mask=np.ones(len(source.tokens), np.int64))
+    if out.exists() and (not force or (out.is_dir() and any(out.iterdir()) and to in _FILES)):
+        raise OutputExists(f"The output '{out}' exists already; give another name, or --force to replace it.")
+    paths = writer(source, out)
+    return Converted(tuple(paths), tuple(left_out_of(source)))
+
+
+# --- the layouts ---------------------------------------------------------------------------------------------
+
+
+def _to_safetensors(source: Sample, out: Path) -> list[Path]:
+    layout = "The safetensors layout"
+    refuse_mask(source, layout)
+    capture = source.capture
+    by_boundary: dict[int, Rows] = {}
+    for slot in capture.slots:
+        if slot.boundary is None:
+            raise DrafttraceError(
+                f"{layout} names the boundary of every slot, and '{capture.path}' does not say that of {slot.name}; say "
+                "it with --layer-ids, or convert to speculators."
+            )
+        by_boundary[slot.boundary] = slot.rows
+    by_boundary |= {
+        k: rows for k, rows in capture.boundaries.items() if len(rows) >= len(source) and k not in by_boundary
+    }
+    if capture.embed is not None:
+        by_boundary.setdefault(0, capture.embed.rows)
+    metadata = {"slots": json.dumps([slot.boundary for slot in capture.slots])}
+    if capture.last is not None and "last-state" not in source.lose:
+        n = source.layers if source.layers is not None else capture.last.boundary
+        if n is None:
+            raise DrafttraceError(
+                f"The number of layers of '{capture.path}' is not known, so its last state has no name; give --target DIR."
+            )
+        by_boundary[n] = last_on(source, Norm.PRE, layout)
+        metadata["layers"] = str(n)
+    if not by_boundary:
+        raise DrafttraceError(f"'{capture.path}' has no states with a known boundary.")
+    from drafttrace import __version__
+
+    metadata |= {
+        "format": "drafttrace.capture/1",
+        "boundaries": json.dumps(list(by_boundary)),
+        "written_by": f"drafttrace {__version__} convert",
+        "source_format": capture.format,
+    }
+    _write_stacked(source, out, list(by_boundary.values()), metadata)
+    return [out]
+
+
+def _write_stacked(source: Sample, out: Path, parts: Sequence[Rows], metadata: dict[str, str]) -> None:
+    kind = one_kind(source, parts)
+    widths = {part.width for part in parts}
+    if len(widths) != 1:
+        raise DrafttraceError(
+            f"The states of '{source.capture.path}' are {sorted(widths)} wide; a stack has one width."
+        )
+    shape = (len(source), len(parts), widths.pop())
+    specs = {"hidden_states": (kind, shape), "token_ids": ("int64", (len(source),))}
+    with SafetensorsWriter(out, specs, metadata) as tensors:
+        tensors["token_ids"][:] = source.tokens
+        for column, part in enumerate(parts):
+            for start, stop, block in blocks(source, part):
+                tensors["hidden_states"][start:stop, column] = block
+
+
+def _to_speculators(source: Sample, out: Path) -> list[Path]:
+    layout = "The speculators layout"
+    refuse_ids(source, layout)
+    refuse_sweep(source, layout)
+    parts = [*(slot.rows for slot in source.capture.slots), last_on(source, Norm.PRE, layout)]
+    if source.mask is not None and "loss-mask" not in source.lose:
+        from drafttrace.tracer.dumps.arrow_masks import write_table
+    folder = out / "hidden_states"
+    _make(folder)
+    path = folder / "hs_0.safetensors"
+    _write_stacked(source, path, parts, {})
+    if source.mask is None or "loss-mask" in source.lose:
+        return [path]
+    return [path, *write_table(out, source.tokens, source.mask)]
+
+
+def _to_v1(source: Sample, out: Path) -> list[Path]:
+    layout = "The speculators v1 layout"
+    need_slots(source, layout)
+    refuse_sweep(source, layout)
+    capture = source.capture
+    mask = need_mask(source, layout)
+    parts = [*(slot.rows for slot in capture.slots), last_on(source, Norm.PRE, layout)]
+    known = [k for k in capture.wiring if k is not None]
+    if known and len(known) != len(capture.slots):
+        refuse(source, "layer-ids", layout, "only some of its slots have one")
+        known = []
+    _make(out)
+    written = []
+    if known and "layer-ids" not in source.lose:
+        assert capture.last is not None
+        n = capture.last.boundary if capture.last.boundary is not None else source.layers
+        ids = [k - 1 for k in (*known, *((n,) if n is not None else ()))]
+        config = {"version": "2.0", "format": {"data_format_version": 1}, "hidden_states": {"layer_ids": ids}}
+        (out / "data_config.json").write_text(json.dumps(config, indent=1) + "\n", "utf-8")
+        written.append(out / "data_config.json")
+    value = {
+        "input_ids": _ints(source.tokens),
+        "hidden_states": [_tensor(source, part) for part in parts],
+        "loss_mask": _ints(mask),
+    }
+    return [_save(value, out / "data_0.pt"), *written]
+
+
+def _to_specforge(source: Sample, out: Path) -> list[Path]:
+    layout = "The SpecForge layout"
+    refuse_ids(source, layout)
+    refuse_sweep(source, layout)
+    slots = source.capture.slots
+    if len(slots) != 3:
+        raise DrafttraceError(
+            f"{layout} holds exactly three slots, and '{source.capture.path}' has {len(slots)} of them."
+        )
+    import torch
+
+    mask = need_mask(source, layout)
+    last = last_on(source, Norm.POST, layout)
+    value = {
+        "input_ids": _ints(source.tokens),
+        "loss_mask": _ints(mask),
+        "aux_hidden_state": torch.cat([_tensor(source, slot.rows) for slot in slots], -1)[None],
+        "hidden_state": _tensor(source, last)[None],
+    }
+    return [_save(value, out)]
+
+
+def _to_trace(source: Sample, out: Path) -> list[Path]:
+    from drafttrace.tracer.rows import DType
+    from drafttrace.tracer.trace.layout import TensorSpec, TraceLayout
+    from drafttrace.tracer.trace.schema import TARGET_ROW, records
+    from drafttrace.tracer.trace.writer import TraceWriter
+
+    refuse_mask(source, "A trace")
+    capture = source.capture
+    states: dict[str, Rows] = {f"aux/{k}": slot.rows for k, slot in enumerate(capture.slots)}
+    if capture.embed is not None:
+        states["embed"] = capture.embed.rows
+    if capture.last is not None:
+        states["last"] = capture.last.rows
+    states |= {f"boundary/{k}": rows for k, rows in capture.boundaries.items() if len(rows) >= len(source)}
+    specs = tuple(TensorSpec(name, rows.width, DType(kind_of(rows))) for name, rows in states.items())
+    wiring: dict[str, Any] = {
+        "boundaries": list(capture.wiring),
+        "source": f"converted from {capture.format}: "
+        + "; ".join(dict.fromkeys(slot.source for slot in capture.slots)),
+        "last_norm": str(capture.last.norm) if capture.last is not None else str(Norm.UNKNOWN),
+        "n": source.layers,
+    }
+    with TraceWriter(
+        out, TraceLayout(specs), request_id="converted", about={"wiring": wiring}, overwrite=True
+    ) as writer:
+        for start in range(0, len(source), BLOCK):
+            stop = min(len(source), start + BLOCK)
+            rows = records(TARGET_ROW, stop - start, position=np.arange(start, stop), phase=Phase.PREFILL, round=-1,
+                             token_id=source.tokens[start:stop], accepted=Accepted.ACCEPTED)  # fmt: skip
+            writer.append_target(rows, {name: _piece(source, part, start, stop) for name, part in states.items()})
+        writer.finish(complete=True, tokens=source.tokens, prompt_length=len(source.tokens))
+    return [out]
+
+
+def _piece(source: Sample, rows: Rows, start: int, stop: int) -> Array:
+    part = dataclasses.replace(source, index=source.index[start:stop])
+    return np.ascontiguousarray(np.concatenate([block for _start, _stop, block in blocks(part, rows)]))
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputExists(f"The folder '{folder}' cannot be made ({error.strerror}); choose another.") from None
+
+
+def _ints(values: Ints) -> Any:
+    import torch
+
+    return torch.from_numpy(np.ascontiguousarray(values))
+
+
+def _tensor(source: Sample, rows: Rows) -> Any:
+    import torch
+
+    whole = np.concatenate([block for _start, _stop, block in blocks(source, rows)])
+    kind = kind_of(rows)
+    if kind in {"bf16", "fp8_e4m3", "fp8_e5m2"}:
+        names = {"bf16": torch.bfloat16, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
+        plain = whole.view(np.int16) if kind == "bf16" else whole
+        return torch.from_numpy(np.ascontiguousarray(plain)).view(names[kind])
+    return torch.from_numpy(np.ascontiguousarray(whole))
+
+
+def _save(value: Any, path: Path) -> Path:
+    import torch
+
+    part = path.with_name(f".{path.name}.part")
+    try:
+        torch.save(value, part)
+        part.replace(path)
+    except (OSError, RuntimeError) as error:
+        part.unlink(missing_ok=True)
+        raise OutputExists(
+            f"The output '{path}' cannot be written ({error}); choose a folder with space."
+        ) from None
+    return path
+
+
+_WRITERS: dict[str, Callable[[Sample, Path], list[Path]]] = {
+    "trace": _to_trace,
+    "safetensors": _to_safetensors,
+    "specforge": _to_specforge,
+    "speculators-v1": _to_v1,
+    "speculators": _to_speculators,
+}
+_FILES = {"trace", "safetensors", "specforge"}

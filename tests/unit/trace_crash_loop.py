@@ -1,4 +1,4 @@
-"""Writes one sample trace again and again, with a fault from the n-th write call on, and reads what is left.
+"""Writes one sample trace again and again, each time with another fault, and reads what is left.
 
 Run by test_trace_crash.py in a process that has the faulty disk preloaded. Prints one JSON line.
 """
@@ -22,6 +22,7 @@ from drafttrace.tracer.trace.reader import read_trace
 
 KILLED = 77
 REFUSED = 78
+STEP = 1 << 14
 ROUNDS = 1
 
 
@@ -66,16 +67,17 @@ def check(path: Path, progress: int) -> str | None:
     return None
 
 
-def attempt(path: Path, progress: mmap.mmap, disk: ctypes.CDLL, count: int, full: bool) -> None:
+def attempt(path: Path, progress: mmap.mmap, disk: ctypes.CDLL, turn: int, full: bool) -> None:
     """In the child: writes until the fault, and ends as a process ends that goes on living after it."""
     code = 0
-    disk.fault_at(ctypes.c_long(count), int(full))
+    disk.fault_at(ctypes.c_long(turn * STEP if full else turn), int(full))
     try:
         write(path, progress)
     except (OSError, DrafttraceError) as error:
         assert "cannot be written" in str(error) and "No space left" in str(error), error
         code = REFUSED
     gc.collect()
+    assert disk.refused_writes() == 0, "HDF5 met the end of the disk"
     disk.fault_at(ctypes.c_long(-1), 0)
     sys.exit(code)
 
@@ -85,26 +87,24 @@ def main(folder: Path, library: str, full: bool) -> None:
     progress = mmap.mmap(-1, 1)
     problems: list[str] = []
     seen: set[int] = set()
-    count = 0
-    while True:
-        path = folder / f"{count}.h5"
+    for turn in range(1000):
+        path = folder / f"{turn}.h5"
         progress[0] = 0
         child = os.fork()
         if child == 0:
-            attempt(path, progress, disk, count, full)
+            attempt(path, progress, disk, turn, full)
         _, status = os.waitpid(child, 0)
         code = os.waitstatus_to_exitcode(status)
         if code not in (0, REFUSED if full else KILLED):
-            problems.append(f"write {count}: the child ended with {code}")
+            problems.append(f"turn {turn}: the child ended with {code}")
         seen.add(progress[0])
         problem = check(path, progress[0]) if path.exists() else None
         if problem:
-            problems.append(f"write {count}, progress {progress[0]}: {problem}")
+            problems.append(f"turn {turn}, progress {progress[0]}: {problem}")
         path.unlink(missing_ok=True)
-        if code == 0:
+        if code == 0 or len(problems) > 5:
             break
-        count += 1
-    print(json.dumps({"writes": count, "stages": sorted(seen), "problems": problems}))
+    print(json.dumps({"turns": turn, "stages": sorted(seen), "problems": problems}))
 
 
 if __name__ == "__main__":

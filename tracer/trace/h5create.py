@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import errno
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +49,83 @@ def create_file(path: Path, overwrite: bool) -> h5py.File:
         raise OutputExists(f"{path} cannot be written ({cause}): choose another output") from None
 
 
+class Room:
+    """Disk space that is taken before HDF5 writes.
+
+    HDF5 (2.0 and older) crashes the process when it meets a full disk, and that process may be somebody's server.
+    So space is reserved first, with a margin for what HDF5 keeps in memory; where there is none, HDF5 is never
+    asked. Files stay as long as they are: the reservation lies behind their end, and closing gives it back.
+    """
+
+    MARGIN = 1 << 20
+    _STEP = 8 << 20
+
+    def __init__(self, file: h5py.File) -> None:
+        self._file = file
+        self._number: int = file.id.get_vfd_handle()
+        self._end = 0
+
+    def take(self, size: int) -> None:
+        """Makes sure that the file can grow by ``size`` bytes. Raises OSError where it cannot."""
+        have: int = self._file.id.get_filesize()
+        wanted = have + size + self.MARGIN
+        if wanted <= self._end:
+            return
+        step = min(self._STEP, have)  # small traces do not hold much
+        try:
+            self._reserve(wanted + step)
+        except OSError:
+            self._reserve(wanted)
+
+    def _reserve(self, end: int) -> None:
+        if _LIBC.fallocate(self._number, _KEEP_SIZE, _Offset(self._end), _Offset(end - self._end)) == 0:
+            self._end = end
+            return
+        number = ctypes.get_errno()
+        if number not in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINTR):
+            raise OSError(number, os.strerror(number))
+        disk = os.fstatvfs(self._number)  # this file system cannot reserve: look at least
+        if disk.f_bavail * disk.f_frsize < end - self._file.id.get_filesize():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+_KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_Offset = ctypes.c_int64
+
+
+def close_file(file: h5py.File) -> None:
+    """Closes a healthy file and gives back the space that was reserved behind its end."""
+    path = file.filename
+    file.flush()
+    file.close()
+    with contextlib.suppress(OSError):
+        os.truncate(path, os.stat(path).st_size)
+
+
+def abandon(file: h5py.File) -> None:
+    """Closes a file whose disk refuses writes, without writing to it: what was flushed stays as it is.
+
+    The last flush goes into memory, which is dropped: closing such a file the plain way crashes HDF5.
+    """
+    try:
+        number = file.id.get_vfd_handle()
+        spare = os.memfd_create("drafttrace")
+        os.dup2(spare, number, inheritable=False)
+        os.close(spare)
+        file.close()
+    except (OSError, RuntimeError, ValueError):
+        _KEPT.append(file)  # still better than to close it
+
+
+_KEPT: list[h5py.File] = []
+
+
 def problem(error: BaseException) -> str:
     """What the system says of a failed write, in a few words."""
     number = getattr(error, "errno", None)
+    if number is None and (found := re.search(r"errno = (\d+)", str(error))):
+        number = int(found[1])  # HDF5 tells it in words
     return os.strerror(number) if number else (str(error).splitlines() or [type(error).__name__])[0]
 
 

@@ -50,6 +50,11 @@ class TensorSpec:
         """Rows of one HDF5 chunk: about 1 MiB, never more than 256 rows."""
         return max(1, min(_CHUNK_ROWS, _CHUNK_BYTES // self.row_bytes))
 
+    def growth(self, start: int, stop: int) -> int:
+        """Bytes that a file grows by when the tensor grows from ``start`` to ``stop`` rows, chunks and index."""
+        chunks = -(-stop // self.chunk_rows) - -(-start // self.chunk_rows)
+        return chunks * (self.chunk_rows * self.row_bytes + 64)
+
     @property
     def is_boundary(self) -> bool:
         """Boundaries of a layer sweep may cover only the first rows of the table; they have no present bit."""

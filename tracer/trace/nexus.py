@@ -15,6 +15,9 @@ DATA = "row_norms"
 MAX_POINTS = 512
 """A plot needs no more; the norms of a long trace would cost as much as writing it."""
 
+MAX_BYTES = 32 * 4 * MAX_POINTS + 8 * MAX_POINTS
+"""Bytes that the curves of a layout can take."""
+
 Index = npt.NDArray[np.int64]
 
 

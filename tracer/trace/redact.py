@@ -25,7 +25,16 @@ import numpy.typing as npt
 from drafttrace.tracer.errors import OutputExists
 from drafttrace.tracer.rows import DType
 from drafttrace.tracer.trace import bfloat16, nexus, reader, schema, texts
-from drafttrace.tracer.trace.h5create import append_table, check_output, create_file, make_table, problem
+from drafttrace.tracer.trace.h5create import (
+    Room,
+    abandon,
+    append_table,
+    check_output,
+    close_file,
+    create_file,
+    make_table,
+    problem,
+)
 from drafttrace.tracer.trace.h5open import TraceFile, settled
 from drafttrace.tracer.trace.layout import TensorSpec, TraceLayout
 
@@ -136,7 +145,9 @@ def _copy(trace: TraceFile, out: Path, names: Pseudonyms, drop_embeddings: bool)
         "target": reader.table_of(trace, schema.TARGET_ROWS, schema.TARGET_ROW),
         "draft": reader.table_of(trace, schema.DRAFT_ROWS, schema.DRAFT_ROW),
     }
-    with create_file(out, overwrite=True) as file:
+    file = create_file(out, overwrite=True)
+    try:
+        Room(file).take(os.stat(trace.path).st_size)
         _copy_head(trace.file, file, names)
         for side, specs in (("target", layout.target), ("draft", layout.draft)):
             _copy_side(trace, file, side, tables[side], specs, names)
@@ -149,6 +160,10 @@ def _copy(trace: TraceFile, out: Path, names: Pseudonyms, drop_embeddings: bool)
         tokens = names.ids(capture.tokens)
         file.create_dataset(schema.TOKENS, data=tokens, maxshape=(None,), chunks=(1024,))
         file[schema.PROMPT_LENGTH] = np.int64(-1 if capture.prompt_length is None else capture.prompt_length)
+    except BaseException:
+        abandon(file)
+        raise
+    close_file(file)
 
 
 def _without_embeddings(layout: TraceLayout) -> TraceLayout:

@@ -66,6 +66,11 @@ def replace_block(file: h5py.File, name: str, value: Any) -> None:
     dataset[...] = padded
 
 
+def stored_bytes(value: Any) -> int:
+    """Bytes that ``value`` takes in a file as a block."""
+    return (len(_pieces(value)) + _CHUNK) * PIECE_BYTES
+
+
 def _pieces(value: Any) -> npt.NDArray[np.bytes_]:
     """``value`` as JSON, a piece per line; a line that is too long continues in the next piece.
 

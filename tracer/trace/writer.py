@@ -20,14 +20,25 @@ import numpy as np
 import numpy.typing as npt
 
 from drafttrace.tracer.capture import Probe
+from drafttrace.tracer.errors import OutputExists
 from drafttrace.tracer.trace import bfloat16, nexus, schema, texts
-from drafttrace.tracer.trace.h5create import TABLE_CHUNK, append_table, create_file, make_table, problem
+from drafttrace.tracer.trace.h5create import (
+    TABLE_CHUNK,
+    Room,
+    abandon,
+    append_table,
+    close_file,
+    create_file,
+    make_table,
+    problem,
+)
 from drafttrace.tracer.trace.layout import TensorSpec, TraceLayout, present_names
 from drafttrace.tracer.trace.schema import Records
 
 Tensors = Mapping[str, npt.NDArray[Any]]
 
 _REASON_BYTES = 256
+_DATASET_BYTES = 8192  # header, attributes and first chunk of a dataset without rows
 
 
 class TraceWriter:
@@ -36,8 +47,8 @@ class TraceWriter:
     layout: every tensor that may come. about: JSON blocks known at the start (``wiring``, ``server_args``, ...).
     late: names of further blocks that :meth:`finish` may fill. prompt: token ids of the prompt where they are known
     already, so that a killed trace has them. Raises OutputExists where ``path`` is taken and
-    ``overwrite`` is not given, or where it cannot be written. A failed write (disk full, folder gone) raises
-    OSError with a sentence; the rows of earlier flushes stay readable and the writer takes no more.
+    ``overwrite`` is not given, or where it cannot be written. On a full disk methods raise OSError with a sentence
+    and nothing of that call is written; the rows of earlier flushes stay readable, and :meth:`finish` still works.
     """
 
     def __init__(
@@ -57,18 +68,27 @@ class TraceWriter:
         """Bytes of tensors and row records handed to HDF5 so far."""
         self._broken: str | None = None
         self._file: h5py.File | None = create_file(self.path, overwrite)
+        self._room = Room(self._file)
+        self._blocks = {*(about or {}), *late}
         try:
-            self._blocks = {*(about or {}), *late}
+            tensors = len(layout.target) + len(layout.draft) + 4 * len(layout.ranks)
+            blocks = sum(map(texts.stored_bytes, (about or {}).values()))
+            self._room.take(
+                _DATASET_BYTES * (tensors + len(self._blocks)) + blocks + 8 * len(() if prompt is None else prompt)
+            )
             _declare(self._file, layout, request_id, prompt)
             texts.declare_blocks(self._file, about or {}, tuple(late))
             self._target = _Side(self._file, "target", layout.target, schema.TARGET_ROW)
             self._draft = _Side(self._file, "draft", layout.draft, schema.DRAFT_ROW)
             self._ranks = {rank: _Rank(self._file, rank, layout.hashed) for rank in layout.ranks}
             self._file.swmr_mode = True
-        except BaseException:
-            self._release()
+        except BaseException as error:
+            file, self._file = self._file, None
+            abandon(file)
             with contextlib.suppress(OSError):
                 self.path.unlink()
+            if isinstance(error, (OSError, RuntimeError)):
+                raise OutputExists(f"{self.path} cannot be written ({problem(error)}): make room first") from error
             raise
 
     @property
@@ -91,26 +111,28 @@ class TraceWriter:
         a gap. Rows become visible to readers with :meth:`flush`. Raises ValueError for an unknown tensor, a wrong
         shape or a wrong dtype, before anything is written.
         """
-        with self._writing():
+        with self._writing(self._target.growth(rows, tensors)):
             self.bytes_written += self._target.append(rows, tensors, absent or {})
 
     def append_draft(
         self, rows: Records, tensors: Tensors, *, absent: Mapping[str, npt.NDArray[np.bool_]] | None = None
     ) -> None:
         """As :meth:`append_target`, for R rows of DRAFT_ROW and the tensors of the draft."""
-        with self._writing():
+        with self._writing(self._draft.growth(rows, tensors)):
             self.bytes_written += self._draft.append(rows, tensors, absent or {})
 
     def append_rank(self, rank: int, rows: Records, hashes: npt.NDArray[np.uint64]) -> None:
         """Appends R ``rows`` (RANK_ROW) of one rank and their hashes ``[R, len(layout.hashed)]``."""
         if rank not in self._ranks:
             raise ValueError(f"rank {rank} is not declared in the layout")
-        with self._writing():
+        with self._writing(rows.nbytes + hashes.nbytes):
             self.bytes_written += self._ranks[rank].append(rows, hashes)
 
     def flush(self) -> None:
         """Makes everything appended so far visible to readers and safe from ``kill -9``."""
-        with self._writing():
+        with self._writing(
+            self._target.pending + self._draft.pending + sum(r.pending for r in self._ranks.values())
+        ):
             self._target.flush()
             self._draft.flush()
             for rank in self._ranks.values():
@@ -139,7 +161,8 @@ class TraceWriter:
             raise ValueError(f"the about block '{undeclared[0]}' was not declared; name it in 'late' at the start")
         try:
             self.flush()
-            with self._writing() as file:
+            ids = 0 if tokens is None else 8 * len(tokens)
+            with self._writing(ids + sum(map(texts.stored_bytes, blocks.values())) + nexus.MAX_BYTES) as file:
                 if tokens is not None:
                     _replace_tokens(file, tokens)
                 if prompt_length is not None:
@@ -171,27 +194,39 @@ class TraceWriter:
         self.close()
 
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[h5py.File]:
+    def _writing(self, growth: int) -> Iterator[h5py.File]:
+        """The file, which is sure to have room for ``growth`` more bytes."""
         if self._broken is not None:
             raise OSError(self._broken)
         if self._file is None:
             raise ValueError(f"the trace {self.path} is closed")
         try:
+            self._room.take(growth)
+        except OSError as error:
+            raise OSError(self._sentence(error)) from error
+        try:
             yield self._file
         except (OSError, RuntimeError) as error:  # h5py raises both for a failed write
-            raise self._failure(error) from error
+            self._broken = self._sentence(error)
+            raise OSError(self._broken) from error
 
-    def _failure(self, error: Exception) -> OSError:
-        self._broken = f"the trace {self.path} cannot be written any further ({problem(error)}); the rows flushed before stay readable"
-        return OSError(self._broken)
+    def _sentence(self, error: Exception) -> str:
+        return (
+            f"the trace {self.path} cannot be written any further ({problem(error)}); "
+            "the rows flushed before stay readable"
+        )
 
     def _release(self) -> None:
         file, self._file = self._file, None
         if file is None:
             return
-        # The last flush on closing can fail as every write before it did; what was flushed stands.
-        with contextlib.suppress(OSError, RuntimeError, ValueError):
-            file.close()
+        if self._broken is None:
+            try:
+                close_file(file)
+                return
+            except (OSError, RuntimeError) as error:
+                self._broken = self._sentence(error)
+        abandon(file)
 
 
 class _Side:
@@ -214,6 +249,16 @@ class _Side:
         self._rows = make_table(group, "rows", record)
         texts.set_attribute(self._rows, schema.ATTR_PRESENT, json.dumps(list(self._bits)))
         self._pending: list[Records] = []
+
+    @property
+    def pending(self) -> int:
+        """Bytes of rows that wait for the next flush."""
+        return sum(rows.nbytes for rows in self._pending) + TABLE_CHUNK * self._record.itemsize
+
+    def growth(self, rows: Records, tensors: Tensors) -> int:
+        """Bytes that the file grows by when these are appended."""
+        known = [(self._specs[name], len(array)) for name, array in tensors.items() if name in self._specs]
+        return rows.nbytes + sum(spec.growth(self.count, self.count + count) for spec, count in known)
 
     def append(self, rows: Records, tensors: Tensors, absent: Mapping[str, npt.NDArray[np.bool_]]) -> int:
         """Writes the tensors and keeps the rows for the next flush; gives the bytes that this makes."""
@@ -284,6 +329,11 @@ class _Rank:
         texts.set_attribute(self._hashes, schema.ATTR_HASHED, json.dumps(list(hashed)))
         self._columns = len(hashed)
         self._pending: list[tuple[Records, npt.NDArray[np.uint64]]] = []
+
+    @property
+    def pending(self) -> int:
+        row = schema.RANK_ROW.itemsize + 8 * self._columns
+        return row * (sum(len(rows) for rows, _ in self._pending) + TABLE_CHUNK)
 
     def append(self, rows: Records, hashes: npt.NDArray[np.uint64]) -> int:
         _check_records(rows, schema.RANK_ROW)

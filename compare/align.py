@@ -68,19 +68,9 @@ class Alignment:
             shift=shift,
         )
 
-    def limited(self, positions_below: int) -> Alignment:
-        """Only the pairs at positions below a limit."""
-        keep = self.positions < positions_below
-        return replace(
-            self,
-            left_rows=self.left_rows[keep],
-            reference_rows=self.reference_rows[keep],
-            positions=self.positions[keep],
-        )
 
-
-def plan(left: Capture, reference: Capture) -> Alignment:
-    """Pair the rows of two captures by their token ids."""
+def plan(left: Capture, reference: Capture, *, offsets: bool = True) -> Alignment:
+    """Pair the rows of two captures by their token ids; without ``offsets`` only as far as the first tokens agree."""
     ours, theirs = valid_tokens(left), valid_tokens(reference)
     same = common_prefix(ours, theirs)
     shorter = min(len(ours), len(theirs))
@@ -88,7 +78,7 @@ def plan(left: Capture, reference: Capture) -> Alignment:
     difference = None
     if same < shorter:
         difference = Difference(same, int(ours[same]), int(theirs[same]))
-        if not _natural(left, reference, same):
+        if offsets and not _natural(left, reference, same):
             offset, matched = find_offset(ours, theirs, same)
     stop = same if offset == 0 else len(ours)
     skipped: dict[str, int] = {}

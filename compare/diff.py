@@ -101,12 +101,13 @@ def _check(left: Capture, reference: Capture) -> None:
 def _aligned(left: Capture, reference: Capture, sides: Sides) -> Alignment:
     """Pairs by ids, moved as the values ask. Ids that are moved while the values are not mean other prompts."""
     alignment = plan(left, reference)
-    if len(alignment) < MIN_ROWS:
-        return alignment
-    shift = find_shift(alignment, sides)
+    shift = find_shift(alignment, sides) if len(alignment) >= MIN_ROWS else 0
     if shift:
         return alignment.moved(shift)
-    return alignment.limited(alignment.same_prefix) if alignment.offset else alignment
+    if not alignment.offset:
+        return alignment
+    plain = plan(left, reference, offsets=False)
+    return replace(plain, offset=alignment.offset, matched=alignment.matched)
 
 
 def _measure_slots(
@@ -185,6 +186,7 @@ def _finish(work: _Work, thresholds: Thresholds, noise: Noise | None, decode: De
         tail=work.wirings.tail,
         atlas=location.atlas if location is not None else None,
         cross=location.cross if location is not None else {},
+        norm_weight=location.norm_weight if location is not None else None,
         rows=work.odd,
         inside=look_inside(left),
         acceptance=assemble.acceptance_of(left, reference),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from drafttrace.compare.align import Alignment
-from drafttrace.compare.hypotheses import Fit
+from drafttrace.compare.hypotheses import Doubles, Fit
 from drafttrace.compare.inside import InsideFacts
 from drafttrace.compare.locate import Distance, Located
 from drafttrace.compare.result import Acceptance, SlotResult
@@ -68,7 +68,8 @@ class Facts:
     """All facts. ``reading`` compares the wirings as integers; ``reading_by`` says what they rest on.
 
     atlas: "left" or "reference" where that side's layer sweep located the slots, None where there is no sweep.
-    cross: left stream name -> reference stream name -> distance.
+    cross: left stream name -> reference stream name -> distance. norm_weight: the final norm's weight ``[H]`` as the
+    left side's rows before and after it show it, None where they do not.
     """
 
     left: Capture
@@ -87,6 +88,7 @@ class Facts:
     tail: int | None
     atlas: str | None
     cross: Mapping[str, Mapping[str, Distance]]
+    norm_weight: Doubles | None
     rows: tuple[RowFacts, ...]
     inside: InsideFacts
     acceptance: Acceptance

@@ -45,6 +45,8 @@ def overall(slots: Sequence[SlotResult], findings: Sequence[Finding], compared: 
     if any(f.severity == FAULT for f in findings):
         return MISMATCH
     verdicts = {slot.verdict for slot in slots}
+    if any(f.id == "quantization-noise" for f in findings):
+        verdicts.add(NOISE)
     if MISMATCH in verdicts:
         return MISMATCH
     return NOISE if NOISE in verdicts else MATCH

@@ -56,6 +56,6 @@ def _copies(slot: int, left: Capture, odd_rows: Ints, positions: Ints) -> dict[i
             hit = wanted.get(row.tobytes())
             if hit is None or hit[0] == here or hit[1] in found or not row.any():
                 continue
-            if table.position[here] != table.position[hit[0]] or table.token_id[here] != table.token_id[hit[0]]:
+            if table.token_id[here] != table.token_id[hit[0]]:
                 found[hit[1]] = (int(table.position[here]), int(table.round[here]))
     return found

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from drafttrace.compare.align import Alignment
 from drafttrace.compare.explain import scale_only, stream_facts
 from drafttrace.compare.facts import DECLARED, VALUE, StreamFacts
+from drafttrace.compare.hypotheses import Doubles, normed, usable
 from drafttrace.compare.locate import (
     Distance,
     Located,
@@ -69,6 +70,7 @@ class Location:
     reference: tuple[StreamFacts, ...]
     neighbours: Mapping[int, float]
     cross: Mapping[str, Mapping[str, Distance]]
+    norm_weight: Doubles | None
 
 
 def find_shift(alignment: Alignment, sides: Sides) -> int:
@@ -106,7 +108,19 @@ def locate_all(alignment: Alignment, sides: Sides, thresholds: Thresholds) -> Lo
     }
     if not atlas:
         ours = _without_sweep(ours, theirs, cross, sides, sample, thresholds)
-    return Location(sample, side, atlas, ours, theirs, neighbours, cross)
+    return Location(sample, side, atlas, ours, theirs, neighbours, cross, _norm_weight(sample, atlas, left_lasts))
+
+
+def _norm_weight(sample: Sample, atlas: Sequence[Stream], lasts: Sequence[Stream]) -> Doubles | None:
+    """The final norm's weight, fitted between the left side's last boundary and its last state."""
+    if not atlas or not lasts or lasts[0].boundary is None:
+        return None
+    before = [a for a in atlas if a.side == "left" and a.boundary == lasts[0].boundary]
+    if not before:
+        return None
+    x, y = usable(sample.read(lasts[0]), sample.read(before[0]))
+    fit = normed(x, y) if len(x) >= 4 else None
+    return fit.fitted["gain"] if fit is not None and fit.residual < 0.05 else None
 
 
 def _sample(alignment: Alignment, sides: Sides) -> tuple[Sample, tuple[Stream, ...]]:

@@ -16,17 +16,17 @@ class Thresholds:
     match: at or below it a slot matches when nothing better is known (served bf16 against transformers bf16 lies
     below 0.03). noise: above ``match`` and at or below it, an unstructured difference is called noise.
     neighbour_match / neighbour_noise: the same two limits as parts of the distance to the nearest neighbouring
-    boundary; the smaller of the absolute and the relative limit holds. noise_match / noise_limit: multiples of a
-    recorded noise floor, which replace ``match`` and ``noise``. located: a boundary is the right one when its
-    distance is below this part of the second best. scale: a fitted factor further from 1 than this is a fault.
-    row: one row further off than this, and with a cosine below ``row_cosine``, holds something else. accept: a
-    mean accept length below it is suspicious.
+    boundary, where that was measured: ``match`` then is the smaller of both, and ``noise`` is the relative one.
+    noise_match / noise_limit: multiples of a recorded noise floor, which replace ``match`` and ``noise``.
+    located: a boundary is the right one when its distance is below this part of the second best. scale: a fitted
+    factor further from 1 than this is a fault. row: one row further off than this, and with a cosine below
+    ``row_cosine``, holds something else. accept: a mean accept length below it is suspicious.
     """
 
     match: float = 0.05
-    noise: float = 0.15
+    noise: float = 0.07
     neighbour_match: float = 0.5
-    neighbour_noise: float = 0.8
+    neighbour_noise: float = 0.6
     noise_match: float = 2.0
     noise_limit: float = 4.0
     located: float = 0.6
@@ -99,7 +99,6 @@ def slot_limits(
         why = f"a recorded noise floor of {noise[0]:.2g}"
     if neighbour is not None and neighbour > 0:
         near, far = thresholds.neighbour_match * neighbour, thresholds.neighbour_noise * neighbour
-        if near < match or far < most:
-            why += f", held below the neighbouring boundary at {neighbour:.2g}"
-        match, most = min(match, near), min(most, far)
+        why += f", and the neighbouring boundary at {neighbour:.2g}"
+        match, most = min(match, near), far if noise is None else min(most, far)
     return Limits(match, max(match, most), why)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import permutations
 
 Boundaries = Sequence[int | None]
 
@@ -44,16 +43,36 @@ def read(left: Boundaries, reference: Boundaries, tail: int | None = None) -> Re
     Unknown boundaries (None) agree with everything and prove nothing.
     """
     readings = [_shifted(left, reference, tail, k, d) for k in _shifts(left, reference) for d in (0, 1, -1, 2, -2)]
-    if len(left) == len(reference) and 2 <= len(left) <= 6:
-        for order in permutations(range(len(left))):
-            if any(order[i] != i for i in range(len(left))):
-                readings += [_permuted(left, reference, order, d) for d in (0, 1, -1)]
+    for offset in (0, 1, -1):
+        order = _matching(left, reference, offset)
+        if order is not None:
+            readings.append(_permuted(left, reference, order, offset))
     return min(readings, key=lambda r: (r.cost, abs(r.shift), abs(r.offset), r.permuted))
 
 
 def _shifts(left: Boundaries, reference: Boundaries) -> list[int]:
     most = max(len(left), len(reference))
     return sorted(range(-most + 1, most), key=lambda k: (abs(k), -k))
+
+
+def _matching(left: Boundaries, reference: Boundaries, offset: int) -> tuple[int, ...] | None:
+    """The order that pairs equal boundaries, slots without a partner keeping their place where it is free.
+
+    None where fewer than two slots find a partner, or where nothing changes places.
+    """
+    if len(left) != len(reference):
+        return None
+    where = {k + offset: j for j, k in enumerate(reference) if k is not None}
+    order = [where.pop(k, None) if k is not None else None for k in left]
+    if sum(j is not None for j in order) < 2:
+        return None
+    free = [j for j in range(len(left)) if j not in order]
+    for i, j in enumerate(order):
+        if j is None:
+            order[i] = i if i in free else free[0]
+            free.remove(order[i])  # type: ignore[arg-type]
+    full = tuple(j for j in order if j is not None)
+    return None if full == tuple(range(len(left))) else full
 
 
 def _shifted(left: Boundaries, reference: Boundaries, tail: int | None, shift: int, offset: int) -> Reading:

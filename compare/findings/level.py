@@ -60,7 +60,7 @@ def find_unexplained(facts: Facts, found: Sequence[Finding]) -> tuple[Finding, .
 
 def conclusion(facts: Facts, found: Sequence[Finding], verdict_without: str) -> tuple[Finding, ...]:
     """``downstream`` or ``none`` where no fault was found and something was compared."""
-    if verdict_without not in {"match", "noise"}:
+    if verdict_without not in {"match", "noise"} or any(f.id == "quantization-noise" for f in found):
         return ()
     inside, acceptance = facts.inside, facts.acceptance
     consumed = {

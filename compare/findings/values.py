@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from drafttrace.compare.facts import Explanation, Facts, StreamFacts
+from drafttrace.compare.facts import VALUE, Explanation, Facts, StreamFacts
 from drafttrace.compare.findings.base import finding, name_slots
-from drafttrace.compare.hypotheses import describe_gain
+from drafttrace.compare.hypotheses import Fit, describe_gain, gain_kind
 from drafttrace.compare.result import NOTE, Finding, SlotResult
 from drafttrace.tracer.capture import Norm
 from drafttrace.tracer.rows import DType
@@ -38,14 +38,14 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 
 def _transformed(facts: Facts) -> Iterator[Finding]:
-    grouped: dict[tuple[str, str], list[tuple[int, StreamFacts, Explanation]]] = {}
+    grouped: dict[str, list[tuple[int, StreamFacts, Explanation]]] = {}
     for index in range(len(facts.slots)):
         stream = _deviant(facts, index)
         if stream is not None and stream.explanation is not None:
-            key = (_finding_id(stream), stream.side)
-            grouped.setdefault(key, []).append((index, stream, stream.explanation))
-    for (name, side), members in grouped.items():
-        yield _make(facts, name, side, members)
+            grouped.setdefault(_finding_id(stream), []).append((index, stream, stream.explanation))
+    for name, members in grouped.items():
+        sides = [stream.side for _, stream, _ in members]
+        yield _make(facts, name, max(sorted(set(sides)), key=sides.count), members)
 
 
 def _finding_id(stream: StreamFacts) -> str:
@@ -158,15 +158,25 @@ def _last_norm(facts: Facts) -> Iterator[Finding]:
     cross = facts.cross.get(ours.name, {}).get(theirs.name)
     fit = mine.explanation.fit if mine.explanation is not None and mine.explanation.target == ours.name else None
     name, text = "", ""
-    if theirs.norm is Norm.PRE and cross is not None and cross.rel_l2 < facts.thresholds.match:
+    kind = _gain_kind(facts, fit)
+    if theirs.norm is Norm.POST and mine.by == VALUE and mine.boundary == facts.layers and mine.explanation is None:
+        name, text = "norm-missing", "stands before the final norm, though its format says after"
+    elif theirs.norm is Norm.PRE and cross is not None and cross.rel_l2 < facts.thresholds.match:
         name = "norm-extra"
         text = "has the final norm in it already, though its format says that it stands before it: trainers norm it again"
     elif theirs.norm is Norm.POST and fit is not None and fit.name == "un-normed":
         name, text = "norm-missing", "stands before the final norm, though its format says after"
-    elif theirs.norm is Norm.POST and fit is not None and fit.name in {"normed", "rms"}:
+    elif (
+        theirs.norm is Norm.POST
+        and fit is not None
+        and (kind == "w" or (kind is None and fit.name in {"normed", "rms"}))
+    ):
         name, text = "norm-extra", "went through the final norm twice"
-    elif theirs.norm is Norm.POST and fit is not None and fit.name == "gain":
-        name, text = "norm-gain", "carries another norm weight than the server's (w - 1 for w, or w twice)"
+    elif theirs.norm is Norm.POST and fit is not None and fit.name in {"gain", "normed"}:
+        name, text = (
+            "norm-gain",
+            f"carries another norm weight than the server's ({kind or 'an unknown one'} for w)",
+        )
     elif theirs.norm is Norm.POST and fit is not None and fit.name == "scalar":
         name, text = "scale", f"is the server's times {fit.fitted['factor']:.4g}"
     if not name:
@@ -186,6 +196,17 @@ def _last_norm(facts: Facts) -> Iterator[Finding]:
         },
         remedy="Put the norm right in the writer of the dump, or tell the trainer on which side of it the state stands.",
     )
+
+
+def _gain_kind(facts: Facts, fit: Fit | None) -> str | None:
+    """What a fitted gain of the last state means, given the final norm's weight as far as the server's rows show it."""
+    weight = facts.norm_weight
+    if fit is None or weight is None or fit.name not in {"gain", "normed"}:
+        return None
+    fitted = fit.fitted["gain"]
+    if fit.name == "normed":
+        fitted = fitted / np.sqrt((weight * weight).mean())
+    return gain_kind(fitted, weight)
 
 
 def _broken(facts: Facts) -> Iterator[Finding]:

@@ -171,7 +171,8 @@ def dumped(
         tokens=world.tokens,
         table=RowTable.of_tokens(world.tokens),
         slots=tuple(
-            Slot(f"hidden_states[{i}]", bf16(rows), d, "the test") for i, (rows, d) in enumerate(zip(held, names, strict=True))
+            Slot(f"hidden_states[{i}]", bf16(rows), d, "the test")
+            for i, (rows, d) in enumerate(zip(held, names, strict=True))
         ),
         last=state,
         valid_length=count,

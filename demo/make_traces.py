@@ -11,11 +11,11 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from pairs.accept_length import rewired
 from sglang_cpu.server import CpuServer, cpu_args
 
 from demo.pairs import ROOT
 from demo.story import COMMAND, run, say
+from pairs.accept_length import rewired
 
 STEPS = 5
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from drafttrace.compare.audit.subject import Subject, fault, note
-from drafttrace.compare.audit.weight_checks import EMBED_NAMES
 from drafttrace.compare.audit.wiring_checks import wiring_remedy
 from drafttrace.compare.result import Finding
+from drafttrace.compare.target_parts import find
 from drafttrace.tracer.boundary import wiring_name
 from drafttrace.tracer.capture import Capture
 from drafttrace.tracer.checkpoint import Checkpoint
@@ -45,7 +45,7 @@ def dump_wiring(
 
 def _is_embedding(dump: Capture, k: int, target: Checkpoint | None, scale: float) -> bool | None:
     """Whether a slot holds embedding rows; None where it cannot be said."""
-    name = next((name for name in EMBED_NAMES if target is not None and name in target), None)
+    name = find(target, "embed_tokens.weight") if target is not None else None
     known = np.flatnonzero(dump.table.token_id >= 0)
     if target is None or name is None or len(known) == 0:
         return None

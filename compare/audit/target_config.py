@@ -34,6 +34,7 @@ class TargetConfig:
     tied: bool
     dtype: str | None
     embed_scale: float
+    eps: float
 
 
 def read_target_config(folder: Path) -> TargetConfig:
@@ -68,6 +69,7 @@ def parse_target_config(raw: Mapping[str, Any], path: Path) -> TargetConfig:
         tied=bool(raw.get("tie_word_embeddings", text.get("tie_word_embeddings", False))),
         dtype=str(dtype).removeprefix("torch.") if dtype else None,
         embed_scale=_embed_scale(kind, text, hidden),
+        eps=float(text.get("rms_norm_eps") or text.get("layer_norm_epsilon") or 1e-6),
     )
 
 

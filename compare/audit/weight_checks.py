@@ -12,14 +12,12 @@ from drafttrace.compare.audit.sglang_rules import honoured
 from drafttrace.compare.audit.subject import Subject, fault, note
 from drafttrace.compare.draft_weights import VOCABULARY_MAPS, expected_shapes, split_fused
 from drafttrace.compare.result import Finding
+from drafttrace.compare.target_parts import find
 from drafttrace.tracer.checkpoint import Checkpoint
 from drafttrace.tracer.rows import Floats
 
 SAMPLE = 1 << 18
 """Elements of a large tensor that are looked at when hashing is off."""
-
-EMBED_NAMES = ("model.embed_tokens.weight", "language_model.model.embed_tokens.weight", "embed_tokens.weight")
-HEAD_NAMES = ("lm_head.weight", "language_model.lm_head.weight")
 
 
 @dataclass(frozen=True)
@@ -156,7 +154,7 @@ def _own_embedding(subject: Subject) -> Iterator[Finding]:
         )
     if own is None or not shared or subject.target_weights is None:
         return
-    theirs = next((name for name in EMBED_NAMES if name in subject.target_weights), None)
+    theirs = find(subject.target_weights, "embed_tokens.weight")
     if theirs is None or subject.target_weights.info(theirs).shape[1:] != own[1:]:
         return
     ids = np.unique(
@@ -244,7 +242,7 @@ def _dead(reports: tuple[TensorReport, ...]) -> Iterator[Finding]:
 def _copies(subject: Subject, reports: tuple[TensorReport, ...]) -> Iterator[Finding]:
     """A draft tensor that is the target's: the head that training meant to replace."""
     target, draft = subject.target_weights, subject.draft_weights
-    theirs = next((name for name in HEAD_NAMES if target is not None and name in target), None)
+    theirs = find(target, "lm_head.weight") if target is not None else None
     if target is None or theirs is None or "lm_head.weight" not in draft:
         return
     if draft.info("lm_head.weight").shape != target.info(theirs).shape:

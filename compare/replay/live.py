@@ -1,0 +1,186 @@
+"""Where a live draft and its replay part: fc's input, fc's output, the state, the proposals, step by step.
+
+The replay reads the slots that the server handed over and the tokens that the server fed. Draft-decode rows of a trace
+are numbered from 0 and follow the step that draft extend computed, so decode step k is replayed as step k + 1. In a
+tree only the first decode step's parents are known, and only those rows are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from drafttrace.compare.replay.loading import Replayer, step_tokens
+from drafttrace.compare.replay.switches import Switches
+from drafttrace.compare.replay.texts import Key, Text
+from drafttrace.tracer.capture import Accepted, Capture, DraftRows, Ints, Phase
+from drafttrace.tracer.rows import Floats
+
+_PARTED_COSINE, _PARTED_AGREEMENT = 0.99, 0.9
+_EXTEND = (Phase.DRAFT_EXTEND_PREFILL, Phase.DRAFT_EXTEND_VERIFY)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One tensor of one step, live against replayed: rows compared, cosine (None for proposals) or the share of equal
+    first choices (None for tensors)."""
+
+    step: int
+    tensor: str
+    rows: int
+    cosine_min: float | None
+    cosine_p50: float | None
+    equal_top1: float | None
+
+    @property
+    def parted(self) -> bool:
+        """Whether live and replay are different things here."""
+        if self.equal_top1 is not None:
+            return self.equal_top1 < _PARTED_AGREEMENT
+        return self.cosine_p50 is not None and self.cosine_p50 < _PARTED_COSINE
+
+
+@dataclass(frozen=True)
+class LiveComparison:
+    """All stages in the order of the computation, and the first at which they part (None: they agree).
+
+    accept_lengths: observed per round, bonus included. steps: draft steps of the server, as the trace shows them.
+    """
+
+    stages: tuple[Stage, ...]
+    parted: Stage | None
+    accept_lengths: tuple[int, ...]
+    steps: int
+    topk: int
+
+    @property
+    def observed(self) -> float | None:
+        """Mean accept length per round."""
+        return float(np.mean(self.accept_lengths)) if self.accept_lengths else None
+
+    @property
+    def top1_agreement(self) -> float | None:
+        """Share of equal first choices over all steps."""
+        found = [(stage.rows, stage.equal_top1) for stage in self.stages if stage.equal_top1 is not None]
+        rows = sum(count for count, _ in found)
+        return sum(count * share for count, share in found) / rows if rows else None
+
+
+def draft_steps(capture: Capture) -> int:
+    """Draft steps per round that a trace shows (draft extend's own proposal included); 0 without draft rows."""
+    if capture.draft is None:
+        return 0
+    table = capture.draft.table
+    decode = table.step[table.phase == Phase.DRAFT_DECODE]
+    return int(decode.max()) + 2 if len(decode) else 1
+
+
+def compare_live(
+    replayer: Replayer, capture: Capture, text: Text, wiring: Sequence[Key], switches: Switches
+) -> LiveComparison | None:
+    """Replay what the server did and compare; None where the trace has no draft rows or its slots do not fit."""
+    draft = capture.draft
+    if draft is None or len(draft.table) == 0 or len(wiring) != replayer.model.slots:
+        return None
+    places = _places(draft, text)
+    steps = max((step for step, _ in places), default=0) + 1
+    tokens = _tokens(draft, text, places, steps)
+    embedded = [replayer.embed(step, switches) for step in tokens]
+    model = replayer.model
+    slots = [torch.from_numpy(text.state(key)) for key in wiring]
+    fc_in = model.fc_in(slots, switches)
+    fc_out = model.fc(fc_in)
+    done = model.steps(fc_out[None], embedded, switches)
+    targets = replayer.targets(switches)
+    stages = []
+    for step, (rows, live) in sorted((step, pairs) for (step, _), pairs in _grouped(places).items()):
+        made: dict[str, Floats] = {"hidden_out": done[step].handed[0].numpy()}
+        if step == 0:
+            made = {"fc_in": fc_in.numpy(), "fc_out": fc_out.numpy(), **made}
+        stages += [_stage(step, name, made[name][rows], draft, name, live) for name in made]
+        scores = model.logits(done[step].normed[0])
+        stages.append(_proposals(step, targets[scores.argmax(-1).numpy()][rows], draft, live))
+    kept = tuple(stage for stage in stages if stage is not None)
+    request = capture.about.get("request")
+    counts = request.get("accept_counts") if isinstance(request, dict) else None
+    return LiveComparison(
+        stages=kept,
+        parted=next((stage for stage in kept if stage.parted), None),
+        accept_lengths=tuple(int(k) for k in counts) if isinstance(counts, list) else (),
+        steps=draft_steps(capture),
+        topk=_topk(draft),
+    )
+
+
+def _topk(draft: DraftRows) -> int:
+    """Rows per round and decode step: 1 in a chain."""
+    table = draft.table
+    decode = np.flatnonzero(table.phase == Phase.DRAFT_DECODE)
+    if not len(decode):
+        return 1
+    _, counts = np.unique(np.c_[table.round[decode], table.step[decode]], axis=0, return_counts=True)
+    return int(counts.max())
+
+
+def _places(draft: DraftRows, text: Text) -> dict[tuple[int, int], int]:
+    """(step, row of the text) to the number of the draft row that computed it."""
+    table, found = draft.table, {}
+    chain = _topk(draft) == 1
+    for i in range(len(table)):
+        phase, step = int(table.phase[i]), int(table.step[i])
+        if phase in _EXTEND and table.accepted[i] == Accepted.ACCEPTED:
+            key = (0, int(table.position[i]) - text.first)
+        elif phase == Phase.DRAFT_DECODE and (chain or step == 0):
+            key = (step + 1, int(table.position[i]) - 1 - step - text.first)
+        else:
+            continue
+        if 0 <= key[1] < text.rows and (phase in _EXTEND or key not in found):
+            found[key] = i
+    return found
+
+
+def _tokens(draft: DraftRows, text: Text, places: Mapping[tuple[int, int], int], steps: int) -> list[Ints]:
+    """The tokens that every step of every row reads: the server's own where it drafted there, else the text's."""
+    found = [step_tokens(text.tokens, s, text.rows) for s in range(steps)]
+    for (step, row), i in places.items():
+        given = int(draft.table.token_id[i])
+        if given >= 0:
+            found[step][row] = given
+    return found
+
+
+def _grouped(places: Mapping[tuple[int, int], int]) -> dict[tuple[int, int], tuple[Ints, Ints]]:
+    """Per step: rows of the text and rows of the trace's draft table."""
+    steps = sorted({step for step, _ in places})
+    groups = {}
+    for wanted in steps:
+        pairs = sorted((row, i) for (step, row), i in places.items() if step == wanted)
+        groups[wanted, 0] = (np.array([r for r, _ in pairs], np.int64), np.array([i for _, i in pairs], np.int64))
+    return groups
+
+
+def _stage(step: int, tensor: str, made: Floats, draft: DraftRows, name: str, live: Ints) -> Stage | None:
+    if name not in draft.tensors:
+        return None
+    present = draft.present.get(name)
+    kept = np.ones(len(live), bool) if present is None else present[live]
+    if not kept.any() or draft.tensors[name].width != made.shape[1]:
+        return None
+    theirs, mine = draft.tensors[name].take(live[kept]), made[kept]
+    cosine = (theirs * mine).sum(1) / (np.linalg.norm(theirs, axis=1) * np.linalg.norm(mine, axis=1) + 1e-30)
+    cosine = np.where(np.isfinite(cosine), cosine, 0.0)
+    return Stage(step, tensor, int(kept.sum()), float(cosine.min()), float(np.median(cosine)), None)
+
+
+def _proposals(step: int, mine: Ints, draft: DraftRows, live: Ints) -> Stage | None:
+    if "topk_ids" not in draft.ids:
+        return None
+    present = draft.present.get("topk_ids")
+    kept = np.ones(len(live), bool) if present is None else present[live]
+    if not kept.any():
+        return None
+    theirs = draft.ids["topk_ids"][live[kept], 0]
+    return Stage(step, "proposal", int(kept.sum()), None, None, float((theirs == mine[kept]).mean()))

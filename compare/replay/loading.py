@@ -1,0 +1,157 @@
+"""Draft weights as torch tensors, the vocabulary map, and the embedding rows that texts need."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from drafttrace.compare.draft_config import DraftConfig
+from drafttrace.compare.draft_weights import DraftWeights, expected_shapes, slots_of_fc
+from drafttrace.compare.replay.model import DraftModel
+from drafttrace.compare.replay.switches import ABSOLUTE, OWN, Switches
+from drafttrace.compare.target_parts import TargetParts
+from drafttrace.tracer.capture import Ints
+from drafttrace.tracer.errors import UnknownFormat, UnreadableFile
+
+if TYPE_CHECKING:
+    from drafttrace.compare.replay.score import Sayable
+    from drafttrace.compare.replay.texts import Text
+
+
+@dataclass(frozen=True)
+class Replayer:
+    """A loaded draft with what it needs of its target."""
+
+    config: DraftConfig
+    weights: DraftWeights
+    parts: TargetParts
+    model: DraftModel
+    d2t: Ints | None
+
+    @property
+    def draft_vocabulary(self) -> int:
+        """Tokens that the draft's head knows."""
+        return int(self.model.weights["lm_head.weight"].shape[0])
+
+    def targets(self, switches: Switches) -> Ints:
+        """The target id of every draft id ``[draft_vocabulary]``."""
+        place = np.arange(self.draft_vocabulary, dtype=np.int64)
+        if self.d2t is None:
+            return place
+        return self.d2t if switches.d2t == ABSOLUTE else self.d2t + place
+
+    def sayable(self, switches: Switches) -> Sayable:
+        """Which target tokens the draft can say."""
+        from drafttrace.compare.replay.score import Sayable
+
+        return Sayable(self.targets(switches), self.parts.vocabulary)
+
+    def draft_ids(self, text: Text, rows: int, switches: Switches) -> Ints:
+        """The draft id of the token that step 0 of each row should name ``[rows]``; -1 where there is none."""
+        targets = self.targets(switches)
+        table = np.full(max(self.parts.vocabulary, int(targets.max(initial=0)) + 1), -1, np.int64)
+        inside = targets >= 0
+        table[targets[inside]] = np.flatnonzero(inside)
+        found = np.full(rows, -1, np.int64)
+        wanted = text.tokens[2 : 2 + rows]
+        known = (wanted >= 0) & (wanted < len(table))
+        found[: len(wanted)] = np.where(known, table[np.where(known, wanted, 0)], -1)
+        return found
+
+    def embedded(self, text: Text, steps: int, switches: Switches, rows: int | None = None) -> list[torch.Tensor]:
+        """Embeddings ``[R, H]`` of the tokens that each step reads: token t+1+s, moved by the token shift."""
+        count = text.rows if rows is None else rows
+        return [
+            self.embed(step_tokens(text.tokens, s, count, switches.token_shift), switches) for s in range(steps)
+        ]
+
+    def embed(self, ids: Ints, switches: Switches) -> torch.Tensor:
+        """Rows of the table that the switches name."""
+        if switches.embedding == OWN:
+            stored = self.weights.names["embed_tokens.weight"]
+            size = self.weights.checkpoint.info(stored).shape[0]
+            table = self.weights.checkpoint.floats(stored, np.clip(ids, 0, size - 1))
+            return torch.from_numpy(table)
+        return torch.from_numpy(self.parts.embed(ids))
+
+
+def step_tokens(tokens: Ints, step: int, rows: int, shift: int = 0) -> Ints:
+    """The token that row t of a step reads ``[rows]``: t + 1 + step + shift; -1 beyond the text."""
+    place = np.arange(rows) + 1 + step + shift
+    inside = (place >= 0) & (place < len(tokens))
+    return np.where(inside, tokens[np.where(inside, place, 0)], -1)
+
+
+def load_replayer(config: DraftConfig, weights: DraftWeights, parts: TargetParts, longest: int) -> Replayer:
+    """Load a draft for texts of up to ``longest`` tokens.
+
+    Raises UnreadableFile where a tensor is missing or has another shape than the config says, UnknownFormat where the
+    draft has no fc over whole slots or is wider than its embedding.
+    """
+    slots = slots_of_fc(weights, config)
+    if slots is None:
+        shape = weights.shape("fc.weight")
+        raise UnknownFormat(
+            f"{weights.checkpoint.root} has an fc of shape {shape} for slots {config.slot_width} wide: it is no EAGLE-3 "
+            "draft; give the draft's own folder."
+        )
+    loaded = _tensors(weights)
+    _split_qkv(loaded, config)
+    for name, wanted in expected_shapes(config, slots).items():
+        if name.endswith(".hidden_norm.weight") and not name.startswith("layers.0.") and name not in loaded:
+            wanted_name = name.replace("hidden_norm", "input_layernorm")
+            if wanted_name in loaded:
+                continue
+        found = tuple(loaded[name].shape) if name in loaded else None
+        if found != wanted:
+            raise UnreadableFile(
+                f"{weights.checkpoint.root} has {'no' if found is None else f'the shape {list(found)} for'} '{name}', the "
+                f"config asks for {list(wanted)}; make config and checkpoint come from one training run."
+            )
+    if "lm_head.weight" not in loaded:
+        loaded["lm_head.weight"] = _shared_head(config, parts)
+    d2t = None
+    if "d2t" in weights and weights.info("d2t").float_dtype is None:
+        d2t = weights.checkpoint.array(weights.names["d2t"]).astype(np.int64)
+        if len(d2t) != loaded["lm_head.weight"].shape[0]:
+            raise UnreadableFile(
+                f"{weights.checkpoint.root} has {len(d2t)} entries in d2t and {loaded['lm_head.weight'].shape[0]} rows in "
+                "lm_head; make both come from one training run."
+            )
+    return Replayer(config, weights, parts, DraftModel(config, loaded, slots, longest), d2t)
+
+
+def _shared_head(config: DraftConfig, parts: TargetParts) -> torch.Tensor:
+    """The target's head for a draft that has none of its own, as SGLang shares it."""
+    rows, width = parts.checkpoint.info(parts.head).shape
+    if config.draft_vocab_size not in (None, rows) or width != config.hidden_size:
+        raise UnreadableFile(
+            f"{config.path.parent} has no lm_head.weight, and the target's head [{rows}, {width}] does not fit a draft of "
+            f"draft_vocab_size {config.draft_vocab_size}; export the draft's head."
+        )
+    return torch.from_numpy(parts.checkpoint.floats(parts.head))
+
+
+def _tensors(weights: DraftWeights) -> dict[str, torch.Tensor]:
+    """Every floating-point tensor but the embedding, as float32, fused projections split."""
+    loaded: dict[str, torch.Tensor] = {}
+    for name, stored in weights.names.items():
+        if name == "embed_tokens.weight" or weights.info(name).float_dtype is None:
+            continue
+        loaded[name] = torch.from_numpy(np.ascontiguousarray(weights.checkpoint.floats(stored)))
+    for name in [name for name in loaded if ".gate_up_proj." in name]:
+        gate, up = loaded.pop(name).chunk(2)
+        loaded[name.replace("gate_up_proj", "gate_proj")] = gate.contiguous()
+        loaded[name.replace("gate_up_proj", "up_proj")] = up.contiguous()
+    return loaded
+
+
+def _split_qkv(loaded: dict[str, torch.Tensor], config: DraftConfig) -> None:
+    """Split fused query, key and value projections in place."""
+    sizes = [config.heads * config.head_dim, config.kv_heads * config.head_dim, config.kv_heads * config.head_dim]
+    for name in [name for name in loaded if ".qkv_proj." in name]:
+        for part, tensor in zip(("q_proj", "k_proj", "v_proj"), torch.split(loaded.pop(name), sizes), strict=True):
+            loaded[name.replace("qkv_proj", part)] = tensor.contiguous()

@@ -1,0 +1,179 @@
+"""Which ordered boundaries make the draft work best? All of them where they are few, else coarse to fine.
+
+``fc`` is linear, so what every boundary contributes in every slot is computed once; a wiring is then a sum. Candidates
+are ranked by the loss of the next token, which falls smoothly as slots come right, on the first rows of a few texts;
+the best are then scored on everything by the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+from math import perm
+
+import numpy as np
+import torch
+
+from drafttrace.compare.replay.loading import Replayer
+from drafttrace.compare.replay.score import run_states
+from drafttrace.compare.replay.switches import Switches
+from drafttrace.compare.replay.texts import Key, Text
+
+BRUTE = 400
+"""Up to so many ordered wirings are all tried."""
+ROWS, TEXTS = 256, 4
+_GRID, _BEAM, _TOP = 7, 6, 8
+_BATCH = 32
+
+Wiring = tuple[Key, ...]
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """Wirings that were tried, best first, with their losses; ``tried`` of ``possible`` ordered wirings."""
+
+    wirings: tuple[Wiring, ...]
+    losses: tuple[float, ...]
+    tried: int
+    possible: int
+    method: str
+
+
+def search(
+    replayer: Replayer,
+    texts: Sequence[Text],
+    keys: Sequence[Key],
+    slots: int,
+    switches: Switches,
+    seeds: Iterable[Wiring] = (),
+    progress: Callable[[int], None] | None = None,
+) -> Ranked:
+    """Rank ordered wirings of ``slots`` keys. seeds: wirings to begin from beside the grid (the declared ones)."""
+    judge = _Judge(replayer, texts, keys, switches, progress)
+    possible = perm(len(keys), slots)
+    if possible <= BRUTE:
+        judge.losses(list(permutations(keys, slots)))
+        return judge.ranked(possible, "all ordered wirings")
+    coarse = _grid(keys)
+    judge.losses([*permutations(coarse, slots), *(seed for seed in seeds if set(seed) <= set(keys))])
+    stride = max(1, len(keys) // max(1, len(coarse) - 1))
+    for wiring in judge.best(_BEAM):
+        _descend(judge, wiring, keys, stride)
+    _descend(judge, judge.best(1)[0], keys, len(keys))
+    return judge.ranked(possible, "coarse to fine")
+
+
+def _grid(keys: Sequence[Key]) -> list[Key]:
+    """A few keys over the whole depth, the first and the last among them."""
+    places = np.unique(np.linspace(0, len(keys) - 1, _GRID).round().astype(int))
+    return [keys[place] for place in places]
+
+
+def _descend(judge: _Judge, wiring: Wiring, keys: Sequence[Key], reach: int) -> None:
+    """Move one slot at a time to its best key within ``reach`` places, until nothing gets better."""
+    places = {key: place for place, key in enumerate(keys)}
+    while True:
+        before = judge.loss(wiring)
+        for slot in range(len(wiring)):
+            at = places[wiring[slot]]
+            near = keys[max(0, at - reach) : at + reach + 1]
+            moved = [(*wiring[:slot], key, *wiring[slot + 1 :]) for key in near if key not in wiring]
+            judge.losses(moved)
+            wiring = min([wiring, *moved], key=judge.loss)
+        if judge.loss(wiring) >= before - 1e-6:
+            return
+
+
+class _Judge:
+    """Losses of wirings, each computed once, from contributions that are shared."""
+
+    def __init__(
+        self,
+        replayer: Replayer,
+        texts: Sequence[Text],
+        keys: Sequence[Key],
+        switches: Switches,
+        progress: Callable[[int], None] | None,
+    ) -> None:
+        self._replayer, self._switches, self._progress = replayer, switches, progress
+        chosen = sorted(texts, key=lambda text: -text.rows)[:TEXTS]
+        self._parts = [_Contributions(replayer, text, keys, switches) for text in chosen]
+        self._known: dict[Wiring, float] = {}
+
+    def losses(self, wirings: Sequence[Wiring]) -> None:
+        """Compute the losses of those wirings that are not known yet."""
+        fresh = [w for w in dict.fromkeys(wirings) if w not in self._known]
+        for begin in range(0, len(fresh), _BATCH):
+            batch = fresh[begin : begin + _BATCH]
+            sums, counts = np.zeros(len(batch)), np.zeros(len(batch))
+            for part in self._parts:
+                for i, loss in enumerate(part.losses(batch)):
+                    finite = np.isfinite(loss)
+                    sums[i] += float(loss[finite].sum())
+                    counts[i] += int(finite.sum())
+            for wiring, total, count in zip(batch, sums, counts, strict=True):
+                self._known[wiring] = float(total / count) if count else float("inf")
+            if self._progress is not None:
+                self._progress(len(batch))
+
+    def loss(self, wiring: Wiring) -> float:
+        """The loss of one wiring."""
+        if wiring not in self._known:
+            self.losses([wiring])
+        return self._known[wiring]
+
+    def best(self, count: int) -> list[Wiring]:
+        """The best wirings so far."""
+        return sorted(self._known, key=lambda w: self._known[w])[:count]
+
+    def ranked(self, possible: int, method: str) -> Ranked:
+        top = self.best(_TOP)
+        return Ranked(tuple(top), tuple(self._known[w] for w in top), len(self._known), possible, method)
+
+
+class _Contributions:
+    """What each key adds to fc's output in each slot, for the first rows of one text."""
+
+    def __init__(self, replayer: Replayer, text: Text, keys: Sequence[Key], switches: Switches) -> None:
+        self._replayer, self._switches = replayer, switches
+        self._rows = min(text.rows, ROWS)
+        self._text = text
+        self._embedded = [step[: self._rows] for step in replayer.embedded(text, 1, switches, self._rows)]
+        model = replayer.model
+        self._bias = model.weights.get("fc.bias")
+        width = replayer.config.slot_width
+        blocks = model.weights["fc.weight"].split(width, dim=1)  # type: ignore[no-untyped-call]
+        gain = model.weights["input_norm.weight"] if switches.input_norm else None
+        self._added: dict[tuple[Key, int], torch.Tensor] = {}
+        self._squares: dict[tuple[Key, int], torch.Tensor] = {}
+        for key in keys:
+            states = torch.from_numpy(text.state(key, self._rows))
+            for slot, block in enumerate(blocks):
+                x = states
+                if switches.fc_norm:
+                    x = model._norm(x, f"fc_norm.{slot}.weight")
+                if gain is not None:
+                    self._squares[key, slot] = x.square().sum(-1, keepdim=True)
+                    x = x * gain[slot * width : (slot + 1) * width]
+                self._added[key, slot] = x @ block.T
+
+    def losses(self, wirings: Sequence[Wiring]) -> list[np.ndarray[tuple[int], np.dtype[np.float32]]]:
+        """Loss per row of every wiring; NaN where the next token is not counted."""
+        states = torch.stack([self._state(wiring) for wiring in wirings])
+        found = run_states(self._replayer, self._text, states, self._embedded, self._switches)
+        begin = self._text.mask_offset
+        weight = self._text.weight[begin : begin + self._rows]
+        counted = np.zeros(self._rows, bool)
+        counted[: len(weight)] = weight
+        if not counted.any():
+            counted[:] = True
+        return [np.where(counted, guess.nll, np.float32(np.nan)) for guess in found]
+
+    def _state(self, wiring: Wiring) -> torch.Tensor:
+        total = torch.stack([self._added[key, slot] for slot, key in enumerate(wiring)]).sum(0)
+        if self._squares:
+            squares = torch.stack([self._squares[key, slot] for slot, key in enumerate(wiring)]).sum(0)
+            width = self._replayer.config.slot_width * len(wiring)
+            total = total * torch.rsqrt(squares / width + self._replayer.config.eps)
+        return total if self._bias is None else total + self._bias

@@ -221,7 +221,7 @@ def test_a_fault_at_any_point_loses_nothing_flushed(tmp_path: Path, fault: str) 
         [sys.executable, HERE / "trace_crash_loop.py", tmp_path, library, fault],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         env={**os.environ, "LD_PRELOAD": str(library), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr

@@ -1,8 +1,8 @@
-"""The target answers the prompts itself, greedily, in batches: `python -m pairs.smol.answers --count 2400`.
+"""The target answers the prompts itself, greedily, and its states are kept: `python -m pairs.smol.answers --count 3000`.
 
-One JSON line per conversation: {"prompt", "ids", "prompt_length"}; ids are the templated prompt and the answer, the
-end mark included if the model said it. The files lie in the cache and are taken up again where they ended. On a busy
-machine two processes of one thread (`--part 0/2`, `--part 1/2`) are faster than one of two threads.
+One JSON line per conversation (see `Talk`) beside one file of raw bf16 states; both lie in the cache and are taken
+up again where they ended. On a busy machine two processes of one thread (`--part 0/2`, `--part 1/2`) are faster than
+one of two threads.
 """
 
 from __future__ import annotations
@@ -13,42 +13,43 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
 
 from drafttrace.tracer.errors import DrafttraceError
 from pairs.smol.fetch import cache_root, target_dir
-from pairs.smol.prompts import messages, training_prompts
+from pairs.smol.prompts import held_out_prompts, messages, training_prompts
 
 MAX_ANSWER = 160
 END_ID = 2
+LAYERS = 30
+HIDDEN = 576
+KEPT = (3, 16, 28, LAYERS)  # B3, B16, B28 and last/post; B0 is a row of the embedding matrix
 
 
 @dataclass(frozen=True)
 class Talk:
-    """A prompt and its answer as token ids: ``ids[:prompt_length]`` is the templated prompt."""
+    """A prompt and its answer as token ids, and where their states are.
+
+    ``ids[:prompt_length]`` is the templated prompt; the end mark is included if the model said it. The states
+    ``[rows, len(KEPT), HIDDEN]`` of the first ``rows`` tokens start at row ``start`` of the file ``states``.
+    """
 
     prompt: str
     ids: list[int]
     prompt_length: int
+    states: str
+    start: int
+    rows: int
 
 
 def work_dir() -> Path:
     """Where what can be made again is kept: answers and hidden states of the training run."""
     return cache_root() / "smol-training"
-
-
-def answers_path(part: int, parts: int) -> Path:
-    """The file that one of ``parts`` processes writes."""
-    return work_dir() / f"answers-{part}-of-{parts}.jsonl"
-
-
-def all_answers() -> list[Talk]:
-    """Every answer that any run has written, each prompt once, in the order of the training prompts."""
-    found = {t.prompt: t for path in sorted(work_dir().glob("answers-*.jsonl")) for t in read_answers(path)}
-    order = {prompt: i for i, prompt in enumerate(training_prompts(max(1, len(found))))}
-    return sorted(found.values(), key=lambda talk: (order.get(talk.prompt, len(order)), talk.prompt))
 
 
 def prompt_ids(tokenizer: Any, prompt: str) -> list[int]:
@@ -67,81 +68,90 @@ def read_answers(path: Path) -> list[Talk]:
     return talks
 
 
-def answer(model: Any, prompts: Sequence[Sequence[int]], limit: int = MAX_ANSWER) -> list[list[int]]:
-    """Greedy answers, up to ``limit`` tokens each, to prompts of about one length (they are padded on the left)."""
-    import torch
-    from transformers import DynamicCache
-
-    width = max(map(len, prompts))
-    ids = torch.tensor([[END_ID] * (width - len(p)) + list(p) for p in prompts])
-    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
-    said: list[list[int]] = [[] for _ in prompts]
-    rows = list(range(len(prompts)))  # which answer each row of the batch belongs to
-    cache = DynamicCache()
-    position = (mask.cumsum(-1) - 1).clamp(min=0)
-    with torch.inference_mode():
-        for _ in range(limit):
-            out = model(ids, attention_mask=mask, position_ids=position, past_key_values=cache, logits_to_keep=1)
-            token = out.logits[:, -1].argmax(-1)
-            for row, value in zip(rows, token.tolist(), strict=True):
-                said[row].append(value)
-            going = token != END_ID
-            if not bool(going.any()):
-                break
-            if int(going.sum()) <= 0.75 * len(rows):  # rows that have ended cost as much as the others
-                kept = going.nonzero()[:, 0]
-                cache.batch_select_indices(kept)
-                mask, position, token = mask[kept], position[kept], token[kept]
-                rows = [rows[i] for i in kept.tolist()]
-            ids, position = token[:, None], position[:, -1:] + 1
-            mask = torch.cat((mask, mask.new_ones(len(rows), 1)), -1)
-    return [_until_end(tokens) for tokens in said]
+def training_answers() -> list[Talk]:
+    """Every answer that any part has written, each prompt once, in the order of the training prompts."""
+    found = {t.prompt: t for path in sorted(work_dir().glob("answers-*-of-*.jsonl")) for t in read_answers(path)}
+    order = {prompt: i for i, prompt in enumerate(training_prompts(2 * len(found) + 1))}
+    return sorted(found.values(), key=lambda talk: (order.get(talk.prompt, len(order)), talk.prompt))
 
 
-def _until_end(tokens: list[int]) -> list[int]:
-    return tokens[: tokens.index(END_ID) + 1] if END_ID in tokens else tokens
+def held_out_answers() -> list[Talk]:
+    """The answers to the held-out prompts."""
+    return read_answers(work_dir() / "answers-held-out.jsonl")
 
 
-def answer_all(model: Any, tokenizer: Any, prompts: Sequence[str], batch: int) -> Iterator[list[Talk]]:
-    """Answers to all prompts, batch by batch, the prompts of one batch being about equally long."""
-    for start in range(0, len(prompts), 8 * batch):
-        some = [(prompt, prompt_ids(tokenizer, prompt)) for prompt in prompts[start : start + 8 * batch]]
-        some.sort(key=lambda one: len(one[1]))
-        for i in range(0, len(some), batch):
-            part = some[i : i + batch]
-            said = answer(model, [ids for _, ids in part])
-            yield [Talk(p, ids + reply, len(ids)) for (p, ids), reply in zip(part, said, strict=True)]
+def open_states(name: str) -> npt.NDArray[np.uint16]:
+    """The file of states ``name`` as a memory map ``[rows, len(KEPT), HIDDEN]`` of bf16 bits."""
+    path = work_dir() / name
+    rows = path.stat().st_size // (len(KEPT) * HIDDEN * 2)  # the last one may be cut off by an interruption
+    return np.memmap(path, np.uint16, "r", shape=(rows, len(KEPT), HIDDEN))
 
 
-def load_model(target: Path, dtype: str = "bfloat16") -> Any:
+def load_model(target: Path, dtype: str = "bfloat16", attention: str = "sdpa") -> Any:
     """The target as transformers runs it."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(target, dtype=getattr(torch, dtype)).eval()
+    import pairs.smol.decode  # noqa: F401  registers the "grouped" attention
+
+    return AutoModelForCausalLM.from_pretrained(
+        target, dtype=getattr(torch, dtype), attn_implementation=attention
+    ).eval()
 
 
-def make_answers(count: int, batch: int, part: int = 0, parts: int = 1) -> Path:
-    """Answer every ``parts``-th of the first ``count`` training prompts, as far as that is not done yet."""
+def _batches(tokenizer: Any, prompts: Sequence[str], batch: int) -> Iterator[list[tuple[str, list[int]]]]:
+    """Prompts with their ids, the prompts of one batch being about equally long."""
+    for start in range(0, len(prompts), 8 * batch):
+        some = [(prompt, prompt_ids(tokenizer, prompt)) for prompt in prompts[start : start + 8 * batch]]
+        some.sort(key=lambda one: len(one[1]))
+        yield from (some[i : i + batch] for i in range(0, len(some), batch))
+
+
+def answer_all(
+    model: Any, batches: Iterator[list[tuple[str, list[int]]]], states: IO[bytes], name: str
+) -> Iterator[list[Talk]]:
+    """Answer batch by batch; the states go to ``states`` before the answers are handed out."""
+    import torch
+
+    from pairs.smol.decode import answer
+
+    row_bytes = len(KEPT) * HIDDEN * 2
+    for part in batches:
+        talks = []
+        for (prompt, ids), said in zip(
+            part, answer(model, [i for _, i in part], END_ID, MAX_ANSWER, KEPT), strict=True
+        ):
+            start = states.tell() // row_bytes
+            states.write(said.states.contiguous().view(torch.uint16).numpy().tobytes())
+            talks.append(Talk(prompt, ids + said.tokens, len(ids), name, start, len(said.states)))
+        states.flush()
+        yield talks
+
+
+def make_answers(prompts: Sequence[str], batch: int, name: str) -> Path:
+    """Answer these prompts, as far as that is not done yet, into the files of this ``name``."""
     from transformers import AutoTokenizer
 
-    target, path = target_dir(), answers_path(part, parts)
-    done = {talk.prompt for talk in all_answers()}
-    missing = [prompt for prompt in training_prompts(count)[part::parts] if prompt not in done]
+    target = target_dir()
+    path, states = work_dir() / f"answers-{name}.jsonl", work_dir() / f"states-{name}.bin"
     path.parent.mkdir(parents=True, exist_ok=True)
-    model, tokenizer = load_model(target), AutoTokenizer.from_pretrained(target)
+    mine = read_answers(path)
+    with states.open("ab") as file:  # states whose answers were never written are dropped
+        file.truncate(max((t.start + t.rows for t in mine), default=0) * len(KEPT) * HIDDEN * 2)
+    done = {talk.prompt for talk in [*mine, *training_answers()]}
+    missing = [prompt for prompt in prompts if prompt not in done]
+    model = load_model(target, attention="grouped")
+    batches = _batches(AutoTokenizer.from_pretrained(target), missing, batch)
     began, tokens, finished = time.monotonic(), 0, 0
-    with path.open("a") as file:
-        for talks in answer_all(model, tokenizer, missing, batch):
-            for talk in talks:
-                file.write(json.dumps(talk.__dict__) + "\n")
+    with path.open("a") as file, states.open("r+b") as raw:
+        raw.seek(0, os.SEEK_END)
+        for talks in answer_all(model, batches, raw, states.name):
+            file.writelines(json.dumps(asdict(talk)) + "\n" for talk in talks)
             file.flush()
             finished += len(talks)
             tokens += sum(len(talk.ids) - talk.prompt_length for talk in talks)
-            rate = tokens / (time.monotonic() - began)
-            print(
-                f"{finished}/{len(missing)} answers, {tokens} tokens, {rate:.0f} tok/s", file=sys.stderr, flush=True
-            )
+            rate = f"{tokens / (time.monotonic() - began):.0f} tok/s"
+            print(f"{finished}/{len(missing)} answers, {tokens} tokens, {rate}", file=sys.stderr, flush=True)
     return path
 
 
@@ -149,12 +159,17 @@ def main() -> int:
     """Answer the training prompts; 2 and one sentence where the model cannot be had."""
     os.environ.setdefault("TQDM_DISABLE", "1")
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=2400)
+    parser.add_argument("--count", type=int, default=3000)
     parser.add_argument("--batch", type=int, default=96)
     parser.add_argument("--part", default="0/1", metavar="I/N", help="answer every N-th prompt, from the I-th on")
+    parser.add_argument("--held-out", action="store_true", help="answer the held-out prompts instead")
     options = parser.parse_args()
+    part, parts = map(int, options.part.split("/"))
+    prompts, name = training_prompts(options.count)[part::parts], f"{part}-of-{parts}"
+    if options.held_out:
+        prompts, name = held_out_prompts(), "held-out"
     try:
-        print(make_answers(options.count, options.batch, *map(int, options.part.split("/"))))
+        print(make_answers(prompts, options.batch, name))
     except DrafttraceError as error:
         print(error, file=sys.stderr)
         return 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pairs.smol.answers import Talk, _until_end, read_answers
+from pairs.smol.answers import Talk, read_answers
 from pairs.smol.prompts import FAMILIES, HELD_OUT, held_out_prompts, training_prompts
 
 
@@ -35,13 +35,9 @@ def test_more_prompts_than_there_are() -> None:
         training_prompts(50_000)
 
 
-def test_answers_end_with_the_end_mark() -> None:
-    assert _until_end([5, 2, 9]) == [5, 2]
-    assert _until_end([5, 9]) == [5, 9]
-
-
 def test_a_line_cut_off_by_an_interruption_is_passed_over(tmp_path) -> None:  # type: ignore[no-untyped-def]
     path = tmp_path / "answers.jsonl"
-    path.write_text('{"prompt": "a", "ids": [1, 2], "prompt_length": 1}\n{"prompt": "b", "ids": [1')
-    assert read_answers(path) == [Talk("a", [1, 2], 1)]
+    whole = '{"prompt": "a", "ids": [1, 2], "prompt_length": 1, "states": "s", "start": 0, "rows": 1}'
+    path.write_text(whole + '\n{"prompt": "b", "ids": [1')
+    assert read_answers(path) == [Talk("a", [1, 2], 1, "s", 0, 1)]
     assert read_answers(tmp_path / "none.jsonl") == []

@@ -1,0 +1,100 @@
+"""The accept length of the real pair on a real SGLang server: `python -m pairs.smol.accept`.
+
+Well wired, as the trainer left it (the incident: the embedding dropped, the slots moved), and two smaller
+faults, each on the same held-out prompts, greedy, five drafted tokens a round. Needs the CPU server of the tests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from drafttrace.tracer.boundary import wiring_name
+from drafttrace.tracer.errors import DrafttraceError
+from pairs.accept_length import accept_length_of, rewired
+from pairs.smol.answers import prompt_ids
+from pairs.smol.dump import RIGHT_IDS, TRAINER_IDS
+from pairs.smol.fetch import target_dir
+from pairs.smol.prompts import held_out_prompts
+
+STEPS = 5
+DRAFT = Path(__file__).parent / "draft"
+WIRINGS: Mapping[str, Sequence[int]] = {
+    "as trained": RIGHT_IDS,
+    "as the trainer left it": TRAINER_IDS,
+    "one slot one boundary late": [-1, 2, 16],
+    "every slot one boundary late": [0, 3, 16],
+}
+
+
+def served_boundaries(layer_ids: Sequence[int]) -> list[int]:
+    """What SGLang 0.5.23 makes of explicit ids for a Llama."""
+    return [i + 1 for i in layer_ids]
+
+
+def measure(draft: Path, layer_ids: Sequence[int], prompts: int, new_tokens: int, log: Path) -> dict[str, Any]:
+    """Serve the pair with these ids and answer the held-out prompts one after the other."""
+    from sglang_cpu.arguments import cpu_args
+    from sglang_cpu.server import CpuServer
+    from transformers import AutoTokenizer
+
+    target = target_dir()
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    tokens, rounds = 0, 0
+    with tempfile.TemporaryDirectory() as scratch:
+        served = rewired(draft, layer_ids, Path(scratch) / "draft")
+        args = cpu_args(target, served, steps=STEPS, topk=1, num_draft_tokens=STEPS + 1)
+        with CpuServer(args, log) as server:
+            server.generate(
+                input_ids=[1, 2], max_new_tokens=8
+            )  # the first request pays for what is made on first use
+            began = time.monotonic()
+            for prompt in held_out_prompts(prompts):
+                answer = server.generate(input_ids=prompt_ids(tokenizer, prompt), max_new_tokens=new_tokens)
+                made, verified = accept_length_of(answer)
+                tokens, rounds = tokens + made, rounds + verified
+            seconds = time.monotonic() - began
+    return {
+        "layer_ids": list(layer_ids),
+        "boundaries": wiring_name(served_boundaries(layer_ids)),
+        "accept_length": round(tokens / rounds, 3),
+        "tokens": tokens,
+        "rounds": rounds,
+        "tokens_per_second": round(tokens / seconds, 1),
+    }
+
+
+def main() -> int:
+    """Measure and write `accept_length.json`."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--draft", type=Path, default=DRAFT)
+    parser.add_argument("--prompts", type=int, default=24)
+    parser.add_argument("--new-tokens", type=int, default=96)
+    parser.add_argument("--only", choices=list(WIRINGS), action="append")
+    parser.add_argument("--log", type=Path, default=Path(tempfile.gettempdir()) / "drafttrace-smol-server.log")
+    parser.add_argument("--json", type=Path, default=Path(__file__).parent / "accept_length.json")
+    options = parser.parse_args()
+    figures = {}
+    try:
+        for name in options.only or WIRINGS:
+            found = measure(options.draft, WIRINGS[name], options.prompts, options.new_tokens, options.log)
+            figures[name] = found
+            print(
+                f"{name} {found['boundaries']}: accept length {found['accept_length']} of {STEPS + 1}", flush=True
+            )
+    except DrafttraceError as error:
+        print(error, file=sys.stderr)
+        return 2
+    about = {"prompts": options.prompts, "new_tokens": options.new_tokens, "steps": STEPS, "wirings": figures}
+    options.json.write_text(json.dumps(about, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

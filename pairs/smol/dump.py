@@ -1,0 +1,124 @@
+"""Training dumps of the real pair, as three trainers lay them out: `python -m pairs.smol.dump --out FOLDER`.
+
+* `specforge/`  SpecForge: `.ckpt` with the three slots side by side and last/post
+* `v1/`         speculators v1: a list of states. As in the incident, the last of them is B28, one of the boundaries that
+                the trainer's ids name, and not the stream behind the last layer
+* `arrow/`      speculators now: safetensors beside an Arrow folder, B30 (before the final norm) as the last state
+
+The texts are answers of the target that the head was trained on, read again by transformers in bf16.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from drafttrace.tracer.errors import DrafttraceError
+from pairs import dumps
+from pairs.smol.answers import END_ID, LAYERS, MAX_ANSWER, load_model, prompt_ids
+from pairs.smol.fetch import target_dir
+from pairs.smol.prompts import training_prompts
+from pairs.tokenizer import Encoded
+
+WIRING = (0, 3, 16)  # what the head was trained on
+SERVED = (3, 16, 28)  # what SGLang makes of TRAINER_IDS for a Llama: B(id + 1)
+TRAINER_IDS = [2, 15, 27]  # what the trainer wrote into the draft's configuration
+RIGHT_IDS = [-1, 2, 15]  # what it has to be for a Llama in SGLang 0.5.23
+V1_IDS = [-1, *TRAINER_IDS]  # layer OUTPUTS; -1 is the embedding
+NAME = "SmolLM2-135M-Instruct"
+
+
+@dataclass(frozen=True)
+class Read:
+    """A text and all its states ``[length, H]`` in bf16: B(0) .. B(n), and last/post."""
+
+    text: Encoded
+    boundaries: list[Tensor]
+    last: Tensor
+
+
+def answer_text(model: Any, prompt: Sequence[int], limit: int = MAX_ANSWER) -> Encoded:
+    """The prompt and the target's greedy answer; the mask is 1 on the answer."""
+    from pairs.smol.decode import answer
+
+    said = answer(model, [prompt], END_ID, limit, (LAYERS,))[0].tokens
+    return Encoded([*prompt, *said], [0] * len(prompt) + [1] * len(said))
+
+
+@torch.inference_mode()
+def read_text(model: Any, text: Encoded) -> Read:
+    """One forward pass that keeps what enters every layer and the final norm."""
+    found: list[Tensor] = []
+    layers = [*model.model.layers, model.model.norm]
+    hooks = [part.register_forward_pre_hook(lambda _, args: found.append(args[0][0].clone())) for part in layers]
+    try:
+        last = model.model(torch.tensor([text.ids])).last_hidden_state[0].clone()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return Read(text, found, last)
+
+
+def write_specforge(folder: Path, texts: Sequence[Read]) -> None:
+    """SpecForge's offline layout: `rows_0-2000/data_{i}.ckpt`, batch dimension 1 on the states, everything unshifted."""
+    rows = folder / "rows_0-2000"
+    rows.mkdir(parents=True, exist_ok=True)
+    for i, read in enumerate(texts):
+        aux = torch.cat([read.boundaries[k] for k in WIRING], dim=-1)
+        stored = {
+            "input_ids": torch.tensor(read.text.ids),
+            "loss_mask": torch.tensor(read.text.mask),
+            "aux_hidden_state": aux[None].contiguous(),
+            "hidden_state": read.last[None].contiguous(),
+        }
+        torch.save(stored, rows / f"data_{i}.ckpt")
+
+
+def write_dumps(folder: Path, texts: Sequence[Read], layouts: Sequence[str]) -> None:
+    """Write the layouts named (`specforge`, `v1`, `arrow`), each into a folder of its own name."""
+    if "specforge" in layouts:
+        write_specforge(folder / "specforge", texts)
+    if "v1" in layouts:
+        states = [*WIRING, SERVED[-1]]
+        stored = [dumps.DumpSample(t.text, [t.boundaries[k] for k in states]) for t in texts]
+        dumps.write_v1(folder / "v1", stored, V1_IDS, NAME)
+    if "arrow" in layouts:
+        stored = [dumps.DumpSample(t.text, [t.boundaries[k] for k in (*WIRING, LAYERS)]) for t in texts]
+        dumps.write_arrow(folder / "arrow", stored)
+
+
+def make_texts(count: int, limit: int, dtype: str = "bfloat16") -> list[Read]:
+    """The first training prompts, answered in up to ``limit`` tokens and read again."""
+    from transformers import AutoTokenizer
+
+    target = target_dir()
+    model, tokenizer = load_model(target, dtype), AutoTokenizer.from_pretrained(target)
+    texts = [answer_text(model, prompt_ids(tokenizer, p), limit) for p in training_prompts(count)]
+    return [read_text(model, text) for text in texts]
+
+
+def main() -> int:
+    """Write the dumps; 2 and one sentence where the model cannot be had."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--samples", type=int, default=4)
+    parser.add_argument("--answer", type=int, default=MAX_ANSWER, help="longest answer, in tokens")
+    parser.add_argument("--layouts", nargs="+", default=["specforge", "v1", "arrow"])
+    options = parser.parse_args()
+    try:
+        write_dumps(options.out, make_texts(options.samples, options.answer), options.layouts)
+    except DrafttraceError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,196 @@
+"""Train the head on the stored answers: `python -m pairs.smol.train --wiring B0,B3,B16`.
+
+Model, optimiser and schedule are those of the tiny pairs. What is added here is what a real model needs: states
+read from a memory map, soft targets over a pruned vocabulary, bf16 products, and an fc input scaled per channel,
+because the embedding's norm is 3 where a middle boundary's is 150. The scale is folded into fc when the head is saved.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from drafttrace.tracer.boundary import parse_wiring, wiring_name
+from pairs.eagle3 import DraftShape, Eagle3
+from pairs.optim import MuonAdam, schedule
+from pairs.smol.answers import END_ID, HIDDEN, held_out_answers, training_answers
+from pairs.smol.dump import TRAINER_IDS, WIRING
+from pairs.smol.fetch import target_dir
+from pairs.smol.lessons import Lesson, Samples
+from pairs.train_draft import STEP_DECAY, shifted
+
+BOS_ID = 1
+UPDATES = 1000
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the head trains. ``updates`` end it, or ``minutes`` on a machine that is too busy for them."""
+
+    wiring: tuple[int, ...]
+    updates: int
+    minutes: float = 60.0
+    ttt_steps: int = 6
+    rows: int = 16
+    matrix_rate: float = 0.012
+    other_rate: float = 0.003
+    seed: int = 41
+
+
+SHAPE = DraftShape(hidden=HIDDEN, heads=9, kv_heads=3, head_dim=64, inter=768, vocab=2048)
+
+
+def lesson_loss(draft: Eagle3, embed: Tensor, lesson: Lesson, scale: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+    """Weighted soft cross-entropy over all steps, and per step [hits, rows with a covered target, rows]."""
+    next_ids = F.pad(lesson.ids[:, 1:], (0, steps))
+    wanted = F.linear(lesson.last, embed[draft.draft_ids]).float().softmax(-1)
+    covered = torch.zeros(len(embed)).index_fill(0, draft.draft_ids, 1.0)[lesson.best]
+    to_draft = torch.full((len(embed),), -1).index_copy(0, draft.draft_ids, torch.arange(len(draft.draft_ids)))
+    label_ids = to_draft[lesson.best]
+    total, tally = torch.zeros(()), torch.zeros(steps, 3)
+    for step, logits in enumerate(draft((lesson.slots.float() / scale).bfloat16(), next_ids, embed, steps)):
+        spoken = shifted(lesson.mask, 1 + step)
+        weight = shifted(lesson.mask * covered, 1 + step)
+        # cross-entropy against the whole distribution, -sum p log q = logsumexp(z) - sum p z
+        z = logits.float()
+        losses = z.logsumexp(-1) - (shifted(wanted, 1 + step) * z).sum(-1)
+        total = total + STEP_DECAY**step * (losses * weight).sum() / weight.sum()
+        hits = (z.argmax(-1) == shifted(label_ids, 1 + step)).float() * weight
+        tally[step] = torch.stack((hits.sum(), weight.sum(), spoken.sum())).detach()
+    return total, tally
+
+
+@torch.no_grad()
+def evaluate(draft: Eagle3, samples: Samples, scale: Tensor, plan: Plan) -> dict[str, Any]:
+    """Accuracy per step on whole conversations (a target outside the draft vocabulary counts as missed)."""
+    tally = torch.zeros(plan.ttt_steps, 3)
+    for lesson in samples.epoch(0, plan.rows, plan.wiring):
+        with torch.autocast("cpu", torch.bfloat16):
+            tally += lesson_loss(draft, samples.embed, lesson, scale, plan.ttt_steps)[1]
+    accuracy = (tally[:, 0] / tally[:, 2]).tolist()
+    return {
+        "accuracy": [round(a, 4) for a in accuracy],
+        "accuracy_covered": [round(a, 4) for a in (tally[:, 0] / tally[:, 1]).tolist()],
+        "coverage": round(float(tally[0, 1] / tally[0, 2]), 4),
+        "expected_accept_length_5_steps": round(expected_length(accuracy[:5]), 3),
+        "rows": int(tally[0, 2]),
+    }
+
+
+def expected_length(accuracy: Sequence[float]) -> float:
+    """1 + a1 + a1*a2 + ..., the tokens that a verify round yields if the steps were independent."""
+    total, product = 1.0, 1.0
+    for a in accuracy:
+        product *= a
+        total += product
+    return total
+
+
+def train(plan: Plan, shape: DraftShape, train_set: Samples, held_out: Samples, log: IO[str]) -> Eagle3:
+    """Train until the time is over; one JSON line per 25 updates and per evaluation goes to ``log``."""
+    torch.manual_seed(plan.seed)
+    draft_ids, share = train_set.vocabulary(shape.vocab)
+    draft, scale = Eagle3(shape, draft_ids), train_set.channel_scale(plan.wiring)
+    optimiser = MuonAdam(draft.parameters(), plan.matrix_rate, plan.other_rate)
+    tokens = sum(t.rows for t in train_set.talks)
+
+    def say(**entry: Any) -> None:
+        log.write(json.dumps(entry) + "\n")
+        log.flush()
+        print(json.dumps(entry), file=sys.stderr, flush=True)
+
+    say(
+        plan=asdict(plan),
+        shape=asdict(shape),
+        talks=len(train_set),
+        tokens=tokens,
+        vocabulary_share=round(share, 4),
+    )
+    train_set.best, held_out.best  # noqa: B018  computed before the clock starts
+    begun, update, epoch, gone = time.monotonic(), 0, 0, 0.0
+    while gone < 1.0:
+        for lesson in train_set.epoch(plan.seed + epoch, plan.rows, plan.wiring):
+            gone = max(update / plan.updates, (time.monotonic() - begun) / (60 * plan.minutes))
+            if gone >= 1.0:
+                break
+            with torch.autocast("cpu", torch.bfloat16):
+                loss, tally = lesson_loss(draft, train_set.embed, lesson, scale, plan.ttt_steps)
+            loss.backward()
+            nn.utils.clip_grad_norm_(draft.parameters(), 1.0, foreach=True)
+            optimiser.step(min(1.0, (update + 1) / 30) * schedule(int(1000 * gone), 1000, 0))
+            if update % 25 == 0:
+                right = [round(x, 3) for x in (tally[:, 0] / tally[:, 2]).tolist()]
+                seconds = round(time.monotonic() - begun)
+                say(
+                    update=update, epoch=epoch, seconds=seconds, loss=round(float(loss.detach()), 3), accuracy=right
+                )
+            update += 1
+        epoch += 1
+        say(held_out=evaluate(draft, held_out, scale, plan), epoch=epoch, seconds=round(time.monotonic() - begun))
+    with torch.no_grad():
+        draft.weights["fc"].div_(scale)
+    draft.round_to_bf16()
+    one = torch.ones_like(scale)
+    say(
+        held_out_as_saved=evaluate(draft, held_out, one, plan),
+        updates=update,
+        seconds=round(time.monotonic() - begun),
+    )
+    return draft
+
+
+def save(draft: Eagle3, folder: Path, layer_ids: list[int], vocabulary: int) -> None:
+    """The head as SpecForge exports it, for a target with another vocabulary than the tiny ones."""
+    draft.save(folder, layer_ids)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"bos_token_id": BOS_ID, "eos_token_id": END_ID, "pad_token_id": END_ID, "vocab_size": vocabulary}
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["t2d"] = torch.zeros(vocabulary, dtype=torch.bool).index_fill(0, draft.draft_ids, True)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def main() -> int:
+    """Train and save the head and its log."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--wiring", type=parse_wiring, default=WIRING)
+    parser.add_argument("--updates", type=int, default=UPDATES)
+    parser.add_argument("--minutes", type=float, default=Plan.minutes, help="stop after this time at the latest")
+    parser.add_argument("--talks", type=int, default=None, help="use only the first talks")
+    parser.add_argument("--rate", type=float, default=Plan.matrix_rate)
+    parser.add_argument("--rows", type=int, default=Plan.rows)
+    parser.add_argument("--ttt-steps", type=int, default=Plan.ttt_steps)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "draft")
+    options = parser.parse_args()
+    target = target_dir()
+    plan = Plan(
+        options.wiring,
+        options.updates,
+        options.minutes,
+        rows=options.rows,
+        matrix_rate=options.rate,
+        ttt_steps=options.ttt_steps,
+    )
+    train_set = Samples(training_answers()[: options.talks], target)
+    held_out = Samples(held_out_answers(), target)
+    options.out.mkdir(parents=True, exist_ok=True)
+    print(f"training on {wiring_name(plan.wiring)}, {len(train_set)} talks", file=sys.stderr)
+    with (options.out / "training.jsonl").open("w") as log:
+        draft = train(plan, SHAPE, train_set, held_out, log)
+    save(draft, options.out, TRAINER_IDS, len(train_set.embed))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

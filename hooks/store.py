@@ -147,7 +147,7 @@ class Store:
         """Remove all files of a trace; whether there was one."""
         found = False
         name = _checked(trace_id)
-        paths = [self.request_path(name), self.trace_path(name), self.state_path(name)]
+        paths: list[Path] = [self.request_path(name), self.trace_path(name), self.state_path(name)]
         paths += self.directory.glob(f"{name}.rank*.npz")
         for path in paths:
             with contextlib.suppress(FileNotFoundError):

@@ -47,11 +47,11 @@ def environment(version: str) -> dict[str, Any]:
 
 def server_args(args: Any) -> dict[str, Any]:
     """All arguments of the server; what looks like a credential is left out."""
-    values = (
-        {f.name: getattr(args, f.name, None) for f in dataclasses.fields(args)}
-        if dataclasses.is_dataclass(args)
-        else dict(vars(args))
-    )
+    if dataclasses.is_dataclass(args):
+        names = [field.name for field in dataclasses.fields(args)]
+    else:  # a msgspec struct in newer SGLang
+        names = list(getattr(args, "__struct_fields__", None) or vars(args))
+    values = {name: getattr(args, name, None) for name in names}
     return {
         name: "(not recorded)" if value is not None and _SECRET.search(name) else _plain(value)
         for name, value in values.items()

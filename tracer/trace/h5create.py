@@ -65,10 +65,13 @@ class Room:
         self._number: int = file.id.get_vfd_handle()
         self._end = 0
 
-    def take(self, size: int) -> None:
-        """Makes sure that the file can grow by ``size`` bytes. Raises OSError where it cannot."""
+    def take(self, size: int, last: bool = False) -> None:
+        """Makes sure that the file can grow by ``size`` bytes. Raises OSError where it cannot.
+
+        last: nothing but closing comes after this, which may use up most of the margin.
+        """
         have: int = self._file.id.get_filesize()
-        wanted = have + size + self.MARGIN
+        wanted = have + size + (self.MARGIN // 8 if last else self.MARGIN)
         if wanted <= self._end:
             return
         step = min(self._STEP, have)  # small traces do not hold much

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,9 +20,8 @@ import numpy.typing as npt
 
 from drafttrace.tracer.capture import Probe
 from drafttrace.tracer.errors import OutputExists
-from drafttrace.tracer.trace import bfloat16, nexus, schema, texts
+from drafttrace.tracer.trace import nexus, schema, texts
 from drafttrace.tracer.trace.h5create import (
-    TABLE_CHUNK,
     Room,
     abandon,
     append_table,
@@ -32,10 +30,9 @@ from drafttrace.tracer.trace.h5create import (
     make_table,
     problem,
 )
-from drafttrace.tracer.trace.layout import TensorSpec, TraceLayout, present_names
+from drafttrace.tracer.trace.layout import TraceLayout
 from drafttrace.tracer.trace.schema import Records
-
-Tensors = Mapping[str, npt.NDArray[Any]]
+from drafttrace.tracer.trace.sides import RankSide, Side, Tensors
 
 _REASON_BYTES = 256
 _DATASET_BYTES = 8192  # header, attributes and first chunk of a dataset without rows
@@ -78,9 +75,9 @@ class TraceWriter:
             )
             _declare(self._file, layout, request_id, prompt)
             texts.declare_blocks(self._file, about or {}, tuple(late))
-            self._target = _Side(self._file, "target", layout.target, schema.TARGET_ROW)
-            self._draft = _Side(self._file, "draft", layout.draft, schema.DRAFT_ROW)
-            self._ranks = {rank: _Rank(self._file, rank, layout.hashed) for rank in layout.ranks}
+            self._target = Side(self._file, "target", layout.target, schema.TARGET_ROW)
+            self._draft = Side(self._file, "draft", layout.draft, schema.DRAFT_ROW)
+            self._ranks = {rank: RankSide(self._file, rank, layout.hashed) for rank in layout.ranks}
             self._file.swmr_mode = True
         except BaseException as error:
             file, self._file = self._file, None
@@ -130,11 +127,14 @@ class TraceWriter:
 
     def flush(self) -> None:
         """Makes everything appended so far visible to readers and safe from ``kill -9``."""
-        with self._writing(
-            self._target.pending + self._draft.pending + sum(r.pending for r in self._ranks.values())
-        ):
-            self._target.flush()
-            self._draft.flush()
+        self._flush(last=False)
+
+    def _flush(self, last: bool) -> None:
+        sides = (self._target, self._draft)
+        pending = sum(side.pending for side in sides) + sum(rank.pending for rank in self._ranks.values())
+        with self._writing(pending, last):
+            for side in sides:
+                side.flush()
             for rank in self._ranks.values():
                 rank.flush()
 
@@ -160,9 +160,9 @@ class TraceWriter:
         if undeclared:
             raise ValueError(f"the about block '{undeclared[0]}' was not declared; name it in 'late' at the start")
         try:
-            self.flush()
-            ids = 0 if tokens is None else 8 * len(tokens)
-            with self._writing(ids + sum(map(texts.stored_bytes, blocks.values())) + nexus.MAX_BYTES) as file:
+            self._flush(last=True)
+            size = 8 * len(() if tokens is None else tokens) + sum(map(texts.stored_bytes, blocks.values()))
+            with self._writing(size + nexus.MAX_BYTES, last=True) as file:
                 if tokens is not None:
                     _replace_tokens(file, tokens)
                 if prompt_length is not None:
@@ -182,7 +182,7 @@ class TraceWriter:
         """Closes without finishing: the trace stays incomplete. Never raises; does nothing when closed."""
         if self._file is not None and self._broken is None:
             with contextlib.suppress(OSError):
-                self.flush()
+                self._flush(last=True)
         self._release()
 
     def __enter__(self) -> TraceWriter:
@@ -194,14 +194,14 @@ class TraceWriter:
         self.close()
 
     @contextlib.contextmanager
-    def _writing(self, growth: int) -> Iterator[h5py.File]:
+    def _writing(self, growth: int, last: bool = False) -> Iterator[h5py.File]:
         """The file, which is sure to have room for ``growth`` more bytes."""
         if self._broken is not None:
             raise OSError(self._broken)
         if self._file is None:
             raise ValueError(f"the trace {self.path} is closed")
         try:
-            self._room.take(growth)
+            self._room.take(growth, last)
         except OSError as error:
             raise OSError(self._sentence(error)) from error
         try:
@@ -229,129 +229,6 @@ class TraceWriter:
         abandon(file)
 
 
-class _Side:
-    """The row table and the tensors of the target or of the draft."""
-
-    def __init__(
-        self, file: h5py.File, name: str, specs: tuple[TensorSpec, ...], record: np.dtype[np.void]
-    ) -> None:
-        self.count = 0
-        self._name = name
-        self._record = record
-        self._specs = {spec.name: spec for spec in specs}
-        self._bits = {tensor: 1 << bit for bit, tensor in enumerate(present_names(specs))}
-        group = file.require_group(name)
-        self._tensors = {}
-        for spec in specs:
-            self._tensors[spec.name] = bfloat16.create(group.id, spec)
-            texts.set_attribute(h5py.Dataset(self._tensors[spec.name]), schema.ATTR_DTYPE, str(spec.dtype))
-        self._sizes = dict.fromkeys(self._specs, 0)
-        self._rows = make_table(group, "rows", record)
-        texts.set_attribute(self._rows, schema.ATTR_PRESENT, json.dumps(list(self._bits)))
-        self._pending: list[Records] = []
-
-    @property
-    def pending(self) -> int:
-        """Bytes of rows that wait for the next flush."""
-        return sum(rows.nbytes for rows in self._pending) + TABLE_CHUNK * self._record.itemsize
-
-    def growth(self, rows: Records, tensors: Tensors) -> int:
-        """Bytes that the file grows by when these are appended."""
-        known = [(self._specs[name], len(array)) for name, array in tensors.items() if name in self._specs]
-        return rows.nbytes + sum(spec.growth(self.count, self.count + count) for spec, count in known)
-
-    def append(self, rows: Records, tensors: Tensors, absent: Mapping[str, npt.NDArray[np.bool_]]) -> int:
-        """Writes the tensors and keeps the rows for the next flush; gives the bytes that this makes."""
-        self._check(rows, tensors, absent)
-        written = 0
-        records = rows.copy()
-        records["present"] = 0
-        for name, array in tensors.items():
-            spec = self._specs[name]
-            self._extend(name, self.count + len(array))
-            bfloat16.write_rows(self._tensors[name], self.count, np.ascontiguousarray(array), spec.dtype)
-            written += array.nbytes
-            if name in self._bits:
-                there = np.ones(len(rows), bool) if name not in absent else ~absent[name]
-                records["present"] |= np.where(there, self._bits[name], 0).astype(np.uint32)
-        self._pending.append(records)
-        self.count += len(rows)
-        return written + records.nbytes
-
-    def flush(self) -> None:
-        """Tensors first, then the rows that say that the tensors are there."""
-        if not self._pending:
-            return
-        for name, dataset in self._tensors.items():
-            if not self._specs[name].is_boundary:
-                self._extend(name, self.count)
-            dataset.flush()
-        rows = np.concatenate(self._pending)
-        append_table(self._rows, rows)
-        self._pending = []
-
-    def _extend(self, name: str, rows: int) -> None:
-        if self._sizes[name] != rows:
-            self._tensors[name].set_extent((rows, self._specs[name].width))
-            self._sizes[name] = rows
-
-    def _check(self, rows: Records, tensors: Tensors, absent: Mapping[str, npt.NDArray[np.bool_]]) -> None:
-        _check_records(rows, self._record)
-        for name, array in tensors.items():
-            spec = self._specs.get(name)
-            if spec is None:
-                raise ValueError(f"the {self._name} tensor '{name}' is not declared in the layout")
-            if array.dtype != spec.storage or array.ndim != 2 or array.shape[1] != spec.width:
-                raise ValueError(
-                    f"{self._name}/{name}: expected [rows, {spec.width}] of {spec.storage}, "
-                    f"got {list(array.shape)} of {array.dtype}"
-                )
-            if spec.is_boundary:
-                if self._sizes[name] != self.count or len(array) > len(rows):
-                    raise ValueError(f"{self._name}/{name} must cover the first rows of the trace without a gap")
-            elif len(array) != len(rows):
-                raise ValueError(f"{self._name}/{name} has {len(array)} rows; the table gets {len(rows)}")
-        for name, mask in absent.items():
-            if name not in tensors or name not in self._bits or mask.shape != (len(rows),):
-                raise ValueError(f"absent: '{name}' needs a tensor of these rows and a mask [{len(rows)}]")
-
-
-class _Rank:
-    """The row hashes of one rank."""
-
-    def __init__(self, file: h5py.File, rank: int, hashed: tuple[str, ...]) -> None:
-        group = file.require_group(f"{schema.RANKS}/{rank}")
-        self._rows = make_table(group, "rows", schema.RANK_ROW)
-        shape = (0, len(hashed))
-        self._hashes = group.create_dataset(
-            "hashes", shape, "<u8", maxshape=(None, len(hashed)), chunks=(TABLE_CHUNK, len(hashed))
-        )
-        texts.set_attribute(self._hashes, schema.ATTR_HASHED, json.dumps(list(hashed)))
-        self._columns = len(hashed)
-        self._pending: list[tuple[Records, npt.NDArray[np.uint64]]] = []
-
-    @property
-    def pending(self) -> int:
-        row = schema.RANK_ROW.itemsize + 8 * self._columns
-        return row * (sum(len(rows) for rows, _ in self._pending) + TABLE_CHUNK)
-
-    def append(self, rows: Records, hashes: npt.NDArray[np.uint64]) -> int:
-        _check_records(rows, schema.RANK_ROW)
-        if hashes.dtype != np.uint64 or hashes.shape != (len(rows), self._columns):
-            raise ValueError(
-                f"expected hashes [{len(rows)}, {self._columns}] of uint64, got {hashes.shape} {hashes.dtype}"
-            )
-        self._pending.append((rows.copy(), hashes.copy()))
-        return int(rows.nbytes + hashes.nbytes)
-
-    def flush(self) -> None:
-        if not self._pending:
-            return
-        append_table(self._hashes, np.concatenate([hashes for _, hashes in self._pending]))
-        append_table(self._rows, np.concatenate([rows for rows, _ in self._pending]))
-        self._pending = []
-
-
 def _declare(
     file: h5py.File,
     layout: TraceLayout,
@@ -375,11 +252,6 @@ def _declare(
     ids = np.asarray([] if prompt is None else prompt, np.int64)
     file.create_dataset(schema.TOKENS, data=ids, maxshape=(None,), chunks=(1024,))
     file[schema.PROMPT_LENGTH] = np.int64(-1 if prompt is None else len(ids))
-
-
-def _check_records(rows: Records, record: np.dtype[np.void]) -> None:
-    if rows.dtype != record or rows.ndim != 1:
-        raise ValueError(f"expected rows of {record}, got {rows.shape} of {rows.dtype}")
 
 
 def _replace_tokens(file: h5py.File, tokens: Sequence[int] | npt.NDArray[np.int64]) -> None:

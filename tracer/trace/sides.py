@@ -1,0 +1,150 @@
+"""The two sides of a trace that grow, target and draft, and the ranks: tensors first, then the rows that list them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+from drafttrace.tracer.trace import bfloat16, schema, texts
+from drafttrace.tracer.trace.h5create import TABLE_CHUNK, append_table, make_table
+from drafttrace.tracer.trace.layout import TensorSpec, present_names
+from drafttrace.tracer.trace.schema import Records
+
+Tensors = Mapping[str, npt.NDArray[Any]]
+Masks = Mapping[str, npt.NDArray[np.bool_]]
+
+
+class Side:
+    """The row table and the tensors of the target or of the draft."""
+
+    def __init__(
+        self, file: h5py.File, name: str, specs: tuple[TensorSpec, ...], record: np.dtype[np.void]
+    ) -> None:
+        self.count = 0
+        self._name = name
+        self._record = record
+        self._specs = {spec.name: spec for spec in specs}
+        self._bits = {tensor: 1 << bit for bit, tensor in enumerate(present_names(specs))}
+        group = file.require_group(name)
+        self._tensors = {}
+        for spec in specs:
+            self._tensors[spec.name] = bfloat16.create(group.id, spec)
+            texts.set_attribute(h5py.Dataset(self._tensors[spec.name]), schema.ATTR_DTYPE, str(spec.dtype))
+        self._sizes = dict.fromkeys(self._specs, 0)
+        self._rows = make_table(group, "rows", record)
+        texts.set_attribute(self._rows, schema.ATTR_PRESENT, json.dumps(list(self._bits)))
+        self._pending: list[Records] = []
+
+    @property
+    def pending(self) -> int:
+        """Bytes of rows that wait for the next flush."""
+        return sum(rows.nbytes for rows in self._pending) + TABLE_CHUNK * self._record.itemsize
+
+    def growth(self, rows: Records, tensors: Tensors) -> int:
+        """Bytes that the file grows by when these are appended."""
+        known = [(self._specs[name], len(array)) for name, array in tensors.items() if name in self._specs]
+        return rows.nbytes + sum(spec.growth(self.count, self.count + count) for spec, count in known)
+
+    def append(self, rows: Records, tensors: Tensors, absent: Masks) -> int:
+        """Writes the tensors and keeps the rows for the next flush; gives the bytes that this makes."""
+        self._check(rows, tensors, absent)
+        written = 0
+        records = rows.copy()
+        records["present"] = 0
+        for name, array in tensors.items():
+            spec = self._specs[name]
+            self._extend(name, self.count + len(array))
+            bfloat16.write_rows(self._tensors[name], self.count, np.ascontiguousarray(array), spec.dtype)
+            written += array.nbytes
+            if name in self._bits:
+                there = np.ones(len(rows), bool) if name not in absent else ~absent[name]
+                records["present"] |= np.where(there, self._bits[name], 0).astype(np.uint32)
+        self._pending.append(records)
+        self.count += len(rows)
+        return written + records.nbytes
+
+    def flush(self) -> None:
+        """Tensors first, then the rows that say that the tensors are there."""
+        if not self._pending:
+            return
+        for name, dataset in self._tensors.items():
+            if not self._specs[name].is_boundary:
+                self._extend(name, self.count)
+            dataset.flush()
+        rows = np.concatenate(self._pending)
+        append_table(self._rows, rows)
+        self._pending = []
+
+    def _extend(self, name: str, rows: int) -> None:
+        if self._sizes[name] != rows:
+            self._tensors[name].set_extent((rows, self._specs[name].width))
+            self._sizes[name] = rows
+
+    def _check(self, rows: Records, tensors: Tensors, absent: Masks) -> None:
+        _check_records(rows, self._record)
+        for name, array in tensors.items():
+            spec = self._specs.get(name)
+            if spec is None:
+                raise ValueError(f"the {self._name} tensor '{name}' is not declared in the layout")
+            if array.dtype != spec.storage or array.ndim != 2 or array.shape[1] != spec.width:
+                raise ValueError(
+                    f"{self._name}/{name}: expected [rows, {spec.width}] of {spec.storage}, "
+                    f"got {list(array.shape)} of {array.dtype}"
+                )
+            if spec.is_boundary:
+                if self._sizes[name] != self.count or len(array) > len(rows):
+                    raise ValueError(f"{self._name}/{name} must cover the first rows of the trace without a gap")
+            elif len(array) != len(rows):
+                raise ValueError(f"{self._name}/{name} has {len(array)} rows; the table gets {len(rows)}")
+        for name, mask in absent.items():
+            if name not in tensors or name not in self._bits or mask.shape != (len(rows),):
+                raise ValueError(f"absent: '{name}' needs a tensor of these rows and a mask [{len(rows)}]")
+
+
+class RankSide:
+    """The row hashes of one rank."""
+
+    def __init__(self, file: h5py.File, rank: int, hashed: tuple[str, ...]) -> None:
+        group = file.require_group(f"{schema.RANKS}/{rank}")
+        self._rows = make_table(group, "rows", schema.RANK_ROW)
+        shape = (0, len(hashed))
+        self._hashes = group.create_dataset(
+            "hashes", shape, "<u8", maxshape=(None, len(hashed)), chunks=(TABLE_CHUNK, len(hashed))
+        )
+        texts.set_attribute(self._hashes, schema.ATTR_HASHED, json.dumps(list(hashed)))
+        self._columns = len(hashed)
+        self._pending: list[tuple[Records, npt.NDArray[np.uint64]]] = []
+
+    @property
+    def pending(self) -> int:
+        """Bytes of rows and hashes that wait for the next flush."""
+        row = schema.RANK_ROW.itemsize + 8 * self._columns
+        return row * (sum(len(rows) for rows, _ in self._pending) + TABLE_CHUNK)
+
+    def append(self, rows: Records, hashes: npt.NDArray[np.uint64]) -> int:
+        """Keeps rows and hashes for the next flush; gives their bytes."""
+        _check_records(rows, schema.RANK_ROW)
+        if hashes.dtype != np.uint64 or hashes.shape != (len(rows), self._columns):
+            raise ValueError(
+                f"expected hashes [{len(rows)}, {self._columns}] of uint64, got {hashes.shape} {hashes.dtype}"
+            )
+        self._pending.append((rows.copy(), hashes.copy()))
+        return int(rows.nbytes + hashes.nbytes)
+
+    def flush(self) -> None:
+        """Hashes first, then the rows that say that they are there."""
+        if not self._pending:
+            return
+        append_table(self._hashes, np.concatenate([hashes for _, hashes in self._pending]))
+        append_table(self._rows, np.concatenate([rows for rows, _ in self._pending]))
+        self._pending = []
+
+
+def _check_records(rows: Records, record: np.dtype[np.void]) -> None:
+    if rows.dtype != record or rows.ndim != 1:
+        raise ValueError(f"expected rows of {record}, got {rows.shape} of {rows.dtype}")

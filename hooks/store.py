@@ -106,11 +106,9 @@ class Store:
             return None
         created = float((request or said or {}).get("created", 0.0)) or (path.stat().st_mtime if size else 0.0)
         if said is None:
-            parts = self.parts(trace_id)
-            if parts:
-                reason = f"the request was a batch; each part has a trace of its own: {', '.join(parts)}"
-                return TraceState(trace_id, INCOMPLETE, size, 0, reason, created)
-            return TraceState(trace_id, WAITING, size, 0, None, created)
+            parts = ", ".join(self.parts(trace_id))
+            batch = f"the request was a batch; each part has a trace of its own: {parts}" if parts else None
+            return TraceState(trace_id, INCOMPLETE if batch else WAITING, size, 0, batch, created)
         state, reason = str(said.get("state", RECORDING)), said.get("reason")
         if state == RECORDING and not alive(said.get("pid")):
             state, reason = INCOMPLETE, _GONE

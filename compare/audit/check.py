@@ -45,7 +45,7 @@ def check(
     it. Raises UnreadableFile for folders that cannot be audited and DrafttraceError for a version that is none.
     """
     began = time.perf_counter()
-    subject, notes, how = _subject(target_dir, draft_dir, dump, url_health, sglang_version, trained, algorithm)
+    subject, notes, how = gather(target_dir, draft_dir, dump, url_health, sglang_version, trained, algorithm)
     reports = tensor_reports(subject, hash_weights)
     vocabulary = vocabulary_map(subject)
     findings = [*wiring_findings(subject), *config_findings(subject)]
@@ -79,15 +79,19 @@ def check(
     )
 
 
-def _subject(
+def gather(
     target_dir: Path,
     draft_dir: Path,
-    dump: Capture | None,
-    health: Mapping[str, Any] | None,
-    version: str | None,
-    trained: Sequence[int] | None,
-    algorithm: str | None,
+    dump: Capture | None = None,
+    health: Mapping[str, Any] | None = None,
+    version: str | None = None,
+    trained: Sequence[int] | None = None,
+    algorithm: str | None = None,
 ) -> tuple[Subject, list[str], tuple[tuple[int | None, ...], tuple[str, ...]] | None]:
+    """What is audited, remarks about it, and the dump's wiring with how each boundary of it is known.
+
+    Arguments and errors as :func:`check`.
+    """
     target, draft = read_target_config(target_dir), read_draft_config(draft_dir)
     notes: list[str] = []
     weights = draft_weights(open_checkpoint(draft_dir))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from drafttrace.compare.audit.subject import Subject, fault, note
 from drafttrace.compare.draft_config import NESTED, SPECULATORS
@@ -24,7 +25,8 @@ def wiring_findings(subject: Subject) -> Iterator[Finding]:
     if trained is None:
         yield from _unknown_training(subject)
     elif tuple(trained) != served:
-        yield from _differences(subject, trained, by)
+        base = f"Training used {wiring_name(trained)} ({by}); {subject.served.who} serves {wiring_name(served)}"
+        yield from difference_findings(subject, trained, base, {"trained_by": by})
     elif subject.served.ids_from == "default":
         yield note(
             "default-wiring",
@@ -133,51 +135,38 @@ def _unknown_training(subject: Subject) -> Iterator[Finding]:
         )
 
 
-def _differences(subject: Subject, trained: Sequence[int], by: str) -> Iterator[Finding]:
-    """The trained and the served wiring differ: name every way in which they do."""
+def difference_findings(
+    subject: Subject, wanted: Sequence[int], base: str, facts: Mapping[str, Any], sure: float = 0.95
+) -> Iterator[Finding]:
+    """Every way in which the served wiring differs from the one that is wanted.
+
+    base: the beginning of each summary, which says why ``wanted`` is; facts go into the evidence.
+    """
     served = subject.served.wiring or ()
-    base = f"Training used {wiring_name(trained)} ({by}); {subject.served.who} serves {wiring_name(served)}"
-    evidence = {
-        "trained": list(trained),
-        "served": list(served),
-        "trained_by": by,
-        "ids_from": subject.served.ids_from,
-    }
-    remedy = wiring_remedy(subject, trained)
+    evidence = {"trained": list(wanted), "served": list(served), "ids_from": subject.served.ids_from, **facts}
+    remedy = wiring_remedy(subject, wanted)
+
+    def found(name: str, tail: str, slots: tuple[int, ...] = ()) -> Finding:
+        return fault(name, sure, f"{base[:1].upper()}{base[1:]}{tail}.", remedy, evidence, slots)
+
     if subject.served.ids_from == "default":
-        yield fault(
-            "default-wiring", 0.95, f"{base}, its default, because {_why_default(subject)}.", remedy, evidence
-        )
-    if len(served) != len(trained):
-        yield fault("slot-count", 0.95, f"{base}: {len(served)} slots instead of {len(trained)}.", remedy, evidence)
-    reading = read(served, trained)
+        yield found("default-wiring", f"; the server takes its default, because {_why_default(subject)}")
+    if len(served) != len(wanted):
+        yield found("slot-count", f": {len(served)} slots instead of {len(wanted)}")
+    reading = read(served, wanted)
     if reading.shift:
-        yield fault(
-            "slot-shift",
-            0.9,
-            f"{base}: slot i holds what training fed slot i{reading.shift:+d}.",
-            remedy,
-            {**evidence, "shift": reading.shift},
-            tuple(range(len(served))),
+        yield found(
+            "slot-shift", f": slot i holds what belongs in slot i{reading.shift:+d}", tuple(range(len(served)))
         )
     if reading.permuted:
-        yield fault("slot-permutation", 0.95, f"{base}: the same slots in another order.", remedy, evidence)
+        yield found("slot-permutation", ": the same slots in another order")
     late = tuple(i for i, d in enumerate(reading.offsets) if d is not None and abs(d) == 1)
     if (reading.offset or reading.moved) and late:
         word = "late" if (reading.offset or next(d for d in reading.offsets if d in (1, -1)) or 0) > 0 else "early"
-        yield fault(
-            "boundary-offset",
-            0.95,
-            f"{base}: {len(late)} of {len(served)} slots one boundary {word}.",
-            remedy,
-            evidence,
-            late,
-        )
+        yield found("boundary-offset", f": {len(late)} of {len(served)} slots one boundary {word}", late)
     if reading.wrong:
         names = ", ".join(str(i) for i in reading.wrong)
-        yield fault(
-            "wrong-boundary", 0.9, f"{base}: slot {names} holds another boundary.", remedy, evidence, reading.wrong
-        )
+        yield found("wrong-boundary", f": slot {names} holds another boundary", reading.wrong)
 
 
 def _why_default(subject: Subject) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -66,12 +67,33 @@ class Text:
         self._cache.clear()
 
 
-def text_of(capture: Capture, parts: TargetParts | None) -> Text:
+def cut_to_sweep(capture: Capture, parts: TargetParts | None) -> Text | None:
+    """The text of the rows that a layer sweep covers, so that every boundary can be compared on the same rows.
+
+    None where the capture has no sweep, it covers everything, or it covers fewer than eight rows. All rows count: a
+    sweep often covers the prompt only.
+    """
+    covered = min((len(rows) for rows in capture.boundaries.values()), default=0)
+    if not _FEWEST <= covered < len(capture.table):
+        return None
+    try:
+        text = text_of(capture, parts, covered)
+    except NothingToCompare:
+        return None
+    if text.weight[text.mask_offset :][: text.rows].sum() < _FEWEST:
+        text = dataclasses.replace(text, weight=np.ones(len(text.tokens), bool))
+    note = f"the layer sweep covers the first {text.rows} positions, so wirings are compared on those"
+    return dataclasses.replace(text, notes=(*text.notes, note))
+
+
+def text_of(capture: Capture, parts: TargetParts | None, below: int | None = None) -> Text:
     """The text of a capture. parts: the target's, for its own argmax where the capture has a last state.
+
+    below: use only rows of the table before this one.
 
     Raises NothingToCompare where fewer than eight rows in one piece have states.
     """
-    index, first = _rows_by_position(capture)
+    index, first = _rows_by_position(capture, below)
     tokens, notes = capture.tokens[first:], []
     length = capture.valid_length or len(capture.tokens)
     tokens = tokens[: max(0, length - first)]
@@ -101,12 +123,12 @@ def text_of(capture: Capture, parts: TargetParts | None) -> Text:
     )
 
 
-def _rows_by_position(capture: Capture) -> tuple[Ints, int]:
+def _rows_by_position(capture: Capture, below: int | None) -> tuple[Ints, int]:
     """Row numbers for consecutive positions, and the first position: the newest accepted row of each."""
     table = capture.table
     usable = np.isin(table.phase, _TARGET_PHASES) & (table.accepted != Accepted.REJECTED)
-    usable[: len(table)] &= table.position < max(len(capture.tokens), 1)
-    rows = np.flatnonzero(usable)
+    usable &= table.position < max(len(capture.tokens), 1)
+    rows = np.flatnonzero(usable[:below])
     newest: dict[int, int] = {}
     for row in rows[np.argsort(table.frame[rows], kind="stable")]:
         newest[int(table.position[row])] = int(row)

@@ -1,0 +1,220 @@
+"""What a replay's numbers say, as findings: a better wiring, a switch, the vocabulary, the place where live parts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from drafttrace.compare.audit.subject import Subject, fault, note
+from drafttrace.compare.audit.wiring_checks import difference_findings
+from drafttrace.compare.replay.live import LiveComparison
+from drafttrace.compare.replay.result import VariantRow
+from drafttrace.compare.replay.score import WiringScore
+from drafttrace.compare.replay.texts import Key, keys_name
+from drafttrace.compare.result import Finding
+
+LEAST_GAIN = 0.02
+_SIGMAS = 3.0
+_UNCOVERED = 0.05
+
+
+def significant(better: float, worse: float, rows: int) -> bool:
+    """Whether a difference of two shares over ``rows`` rows is more than chance and more than two points."""
+    if not (math.isfinite(better) and math.isfinite(worse)) or rows == 0:
+        return False
+    spread = math.sqrt(max(better * (1 - better) + worse * (1 - worse), 1e-4) / rows)
+    return better - worse > max(LEAST_GAIN, _SIGMAS * spread)
+
+
+def confidence(better: float, worse: float, rows: int) -> float:
+    """Between 0.5 and 0.99, by how many standard errors lie between two shares."""
+    spread = math.sqrt(max(better * (1 - better) + worse * (1 - worse), 1e-4) / max(rows, 1))
+    return min(0.99, max(0.5, 1 - math.exp(-(better - worse) / (3 * spread))))
+
+
+def wiring_findings(
+    subject: Subject, best: tuple[Sequence[Key], WiringScore], served: tuple[Sequence[Key], WiringScore | None]
+) -> Iterator[Finding]:
+    """The wiring that works best is not the one the server would use: name the difference, with both numbers.
+
+    best: the winner and its score. served: what the server hands over; its score is None where the capture does not
+    hold those boundaries, and then nothing is claimed by value.
+    """
+    winner, score = best
+    handed, theirs = served
+    if tuple(winner) == tuple(handed) or theirs is None or not significant(score.top1, theirs.top1, score.rows):
+        return
+    gained = (
+        f"the replay gives {score.top1:.1%} with {keys_name(winner)} and {theirs.top1:.1%} with {keys_name(handed)} "
+        f"(expected accept length {score.expected:.2f} and {theirs.expected:.2f})"
+    )
+    evidence = {
+        "top1": score.top1,
+        "served_top1": theirs.top1,
+        "margin": score.top1 - theirs.top1,
+        "expected": score.expected,
+        "served_expected": theirs.expected,
+    }
+    sure = confidence(score.top1, theirs.top1, score.rows)
+    if all(isinstance(key, int) for key in winner):
+        wanted = [key for key in winner if isinstance(key, int)]
+        yield from difference_findings(subject, wanted, gained, evidence, sure)
+        return
+    yield fault(
+        "wrong-boundary",
+        sure,
+        f"The draft works best with other slots than the server hands over: {gained}.",
+        "Name the boundaries of the file's slots (drafttrace inspect --target, or a layer sweep), then replay again.",
+        {**evidence, "wiring": keys_name(winner)},
+    )
+
+
+_MEANING = {
+    ("norm_output", "True"): (
+        "norm-missing",
+        "the state handed from step to step should be the normed one",
+        '"norm_output": true',
+    ),
+    ("norm_output", "False"): (
+        "norm-extra",
+        "the state handed from step to step should be the raw one",
+        '"norm_output": false',
+    ),
+    ("norm_before_residual", "True"): (
+        "norm-missing",
+        "the residual should be the normed fc output",
+        '"norm_before_residual": true, and an engine that implements it (SGLang does not)',
+    ),
+    ("norm_before_residual", "False"): (
+        "norm-extra",
+        "the residual should be the raw fc output",
+        '"norm_before_residual": false',
+    ),
+    ("fc_norm", "False"): ("norm-extra", "the slots should enter fc without their norms", '"fc_norm": false'),
+    ("input_norm", "False"): (
+        "norm-extra",
+        "the slots should enter fc without the norm",
+        '"norm_before_fc": false',
+    ),
+    ("d2t", "absolute"): (
+        "vocab-map-offset",
+        "d2t holds absolute ids, which the server reads as offsets",
+        "Store d2t[i] - i.",
+    ),
+    ("d2t", "offsets"): ("vocab-map-offset", "d2t holds offsets", "Keep d2t as it is."),
+    ("embedding", "target"): (
+        "weights-replaced",
+        "the target's embedding should be used",
+        "Drop embed_tokens from the draft's checkpoint.",
+    ),
+}
+
+
+def variant_findings(variants: Sequence[VariantRow], base: WiringScore) -> Iterator[Finding]:
+    """Switches that work better set otherwise than the config says."""
+    for variant in variants:
+        step = variant.step
+        before, after = _shares(base, step), _shares(variant.score, step)
+        if not significant(after, before, base.steps[step].rows):
+            continue
+        numbers = f"{before:.1%} becomes {after:.1%} at step {step + 1}"
+        evidence = {
+            "switch": variant.switch,
+            "value": variant.value,
+            "step": step,
+            "before": before,
+            "after": after,
+        }
+        sure = confidence(after, before, base.steps[step].rows)
+        if variant.switch == "token_shift":
+            yield fault(
+                "token-shift",
+                sure,
+                f"The draft works better when row t reads token t+1{int(variant.value):+d}: {numbers}.",
+                "Shift the token ids of the capture or of the training data by that much.",
+                evidence,
+            )
+            continue
+        meaning = _MEANING.get((variant.switch, variant.value))
+        if meaning is not None:
+            yield fault(meaning[0], sure, f"The replay says that {meaning[1]}: {numbers}.", meaning[2], evidence)
+
+
+def _shares(score: WiringScore, step: int) -> float:
+    one = score.steps[step]
+    return one.token_top1 if one.target_top1 is None else one.target_top1
+
+
+def served_switch_findings(
+    trained: WiringScore, served: WiringScore | None, changed: Sequence[str]
+) -> Iterator[Finding]:
+    """Switches that the server ignores, where ignoring them costs."""
+    if served is None or not changed:
+        return
+    worst = max(range(len(trained.steps)), key=lambda s: _shares(trained, s) - _shares(served, s))
+    before, after = _shares(trained, worst), _shares(served, worst)
+    if significant(before, after, trained.steps[worst].rows):
+        yield fault(
+            "norm-missing" if any("norm" in name for name in changed) else "weights-replaced",
+            confidence(before, after, trained.steps[worst].rows),
+            f"As the server runs it ({', '.join(changed)} differ from the config), the draft falls from {before:.1%} to "
+            f"{after:.1%} at step {worst + 1}.",
+            "See drafttrace check for the line that makes the server do what training did.",
+            {"changed": list(changed), "trained": before, "served": after, "step": worst},
+        )
+
+
+def coverage_findings(outside: float, score: WiringScore) -> Iterator[Finding]:
+    """Tokens that the draft could never say."""
+    if math.isfinite(outside) and outside > _UNCOVERED:
+        yield note(
+            "vocab-coverage",
+            0.8,
+            f"{outside:.1%} of the text's tokens are outside the draft vocabulary, so top-1 cannot exceed "
+            f"{1 - outside:.1%} (it is {score.steps[0].token_top1:.1%}).",
+            "Choose the draft vocabulary on text like the one that is served.",
+            {"outside": outside},
+        )
+
+
+def live_findings(live: LiveComparison | None, expected: float) -> Iterator[Finding]:
+    """Where a live draft parts from its replay, or that it does not."""
+    if live is None or not live.stages:
+        return
+    if live.parted is not None:
+        at = live.parted
+        value = (
+            f"equal first choices {at.equal_top1:.1%}"
+            if at.equal_top1 is not None
+            else f"cosine {at.cosine_p50:.4f}"
+        )
+        yield fault(
+            "downstream",
+            0.9,
+            f"Live and replay part at {at.tensor} of step {at.step + 1} ({value} over {at.rows} rows); everything before "
+            "it agrees, so the fault lies between the two.",
+            _place(at.tensor, at.step),
+            {"step": at.step, "tensor": at.tensor, "rows": at.rows},
+        )
+    observed = live.observed
+    if observed is not None and math.isfinite(expected) and live.parted is None:
+        yield note(
+            "none",
+            0.6,
+            f"The live draft computes what the replay computes; accept length {observed:.2f} was observed over "
+            f"{len(live.accept_lengths)} rounds, the replay of the same text gives {expected:.2f}.",
+            "If that is less than training promised, look at the wiring and the text, not at the draft's forward.",
+            {"observed": observed, "expected": expected},
+        )
+
+
+def _place(tensor: str, step: int) -> str:
+    if tensor == "fc_in":
+        return "Look at the norm before fc and at the hand-over of the hidden states to the draft."
+    if tensor == "fc_out":
+        return "Look at fc's weights and bias as loaded (drafttrace check)."
+    if tensor == "hidden_out" and step == 0:
+        return "Look at the draft layer: weights as loaded, embedding, norms, rope and the draft's cache."
+    if tensor == "hidden_out":
+        return "Look at the recycled state (norm_output), the positions and the cache of draft decode."
+    return "Look at lm_head and at the vocabulary map as loaded."

@@ -1,0 +1,124 @@
+"""What a replay found, as JSON: schema ``drafttrace.replay/1``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from drafttrace.compare.plain import to_plain
+from drafttrace.compare.replay.live import LiveComparison
+from drafttrace.compare.replay.score import WiringScore
+from drafttrace.compare.result import FAULT, Finding
+
+SCHEMA = "drafttrace.replay/1"
+
+
+@dataclass(frozen=True)
+class WiringRow:
+    """One wiring that was compared. sources: who names it (the file, the server, the trainer, the user, the search).
+
+    score is None where the capture does not hold all of its boundaries; ``missing`` names those.
+    """
+
+    wiring: str
+    sources: tuple[str, ...]
+    score: WiringScore | None
+    missing: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class VariantRow:
+    """One switch set otherwise than the config says, on the best wiring. gain: step at which it differs most, and by
+    how much of top-1 there."""
+
+    switch: str
+    value: str
+    score: WiringScore
+    step: int
+    gain: float
+
+
+@dataclass(frozen=True)
+class SearchInfo:
+    """How the search went: ordered wirings tried of those possible, and the margin of the winner in top-1."""
+
+    method: str
+    tried: int
+    possible: int
+    winner: str
+    runner_up: str | None
+    margin: float
+
+
+@dataclass(frozen=True)
+class ReplayResult:
+    """A replay. ``wirings`` best first; ``reference`` is the wiring that the variants and findings rest on."""
+
+    captures: tuple[str, ...]
+    target: str
+    draft: str
+    rows: int
+    steps: int
+    slots: int
+    judged_by: str
+    switches: Mapping[str, Any]
+    served_switches: Mapping[str, Any]
+    wirings: tuple[WiringRow, ...]
+    reference: str | None
+    served: str | None
+    as_served: WiringScore | None
+    search: SearchInfo | None
+    variants: tuple[VariantRow, ...]
+    live: LiveComparison | None
+    outside_vocabulary: float
+    findings: tuple[Finding, ...]
+    notes: tuple[str, ...]
+    seconds: float
+    schema: str = SCHEMA
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def faults(self) -> tuple[Finding, ...]:
+        """The findings that turn the verdict."""
+        return tuple(finding for finding in self.findings if finding.severity == FAULT)
+
+    @property
+    def best(self) -> WiringRow | None:
+        """The wiring with the highest score."""
+        return next((row for row in self.wirings if row.score is not None), None)
+
+    @property
+    def verdict(self) -> str:
+        """``mismatch`` where a fault was found, ``incomparable`` where nothing could be replayed, else ``match``."""
+        if self.best is None:
+            return "incomparable"
+        return "mismatch" if self.faults else "match"
+
+    @property
+    def exit_code(self) -> int:
+        """0 fine, 1 a fault was found, 2 nothing was replayed."""
+        return {"match": 0, "mismatch": 1, "incomparable": 2}[self.verdict]
+
+    @property
+    def summary(self) -> str:
+        """One sentence for the top of every report."""
+        if self.faults:
+            more = f" ({len(self.faults) - 1} more)" if len(self.faults) > 1 else ""
+            return f"{self.faults[0].id}: {self.faults[0].summary}{more}"
+        if self.best is None or self.best.score is None:
+            return "No wiring could be replayed: the capture does not hold the boundaries that were asked for."
+        score = self.best.score
+        return (
+            f"{self.best.wiring} gives {score.top1:.1%} at the first step over {score.rows} rows and an expected accept "
+            f"length of {score.expected:.2f}; nothing better was found."
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        plain: dict[str, Any] = to_plain(self)
+        head = {"schema": plain.pop("schema"), "verdict": self.verdict, "exit_code": self.exit_code}
+        live = plain.get("live")
+        if live is not None and self.live is not None:
+            live |= {"observed": self.live.observed, "top1_agreement": self.live.top1_agreement}
+        return {**head, "summary": self.summary, **plain}

@@ -9,9 +9,12 @@ from typing import Annotated
 import typer
 
 from drafttrace.tracer.commands import check as check_command
+from drafttrace.tracer.commands import convert as convert_command
 from drafttrace.tracer.commands import diff as diff_command
+from drafttrace.tracer.commands import doctor as doctor_command
 from drafttrace.tracer.commands import inspect as inspect_command
 from drafttrace.tracer.commands import record as record_command
+from drafttrace.tracer.commands import reference as reference_command
 from drafttrace.tracer.commands import report as report_command
 from drafttrace.tracer.commands import serve as serve_command
 from drafttrace.tracer.errors import DrafttraceError
@@ -30,6 +33,9 @@ inspect_command.add_to(app)
 diff_command.add_to(app)
 check_command.add_to(app)
 report_command.add_to(app)
+reference_command.add_to(app)
+convert_command.add_to(app)
+doctor_command.add_to(app)
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,0 +1,81 @@
+"""Does every hook apply to the SGLang that is installed here? And the block of versions for a bug report."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import sys
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from drafttrace.hooks.sglang_engine.versions import HTTP_HOOKS, SCHEDULER_HOOKS, HookSpec, unsupported
+
+GROUP = "sglang.srt.plugins"
+_DISTRIBUTIONS = ("drafttrace", "sglang", "torch", "transformers", "h5py", "numpy", "safetensors", "typer")
+
+
+@dataclass(frozen=True)
+class HookState:
+    """One symbol of SGLang that the recorder hooks. error: None where it is there."""
+
+    name: str
+    target: str
+    needed: bool
+    error: str | None
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What ``drafttrace doctor`` says. problem: why the recorder cannot work here, None where it can."""
+
+    environment: dict[str, str]
+    plugin_registered: bool
+    hooks: tuple[HookState, ...]
+    problem: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        """The machine form, ``drafttrace.doctor/1``."""
+        return {"schema": "drafttrace.doctor/1", **asdict(self)}
+
+
+def environment() -> dict[str, str]:
+    """Python, platform and the version of every package that matters; "not installed" where it is missing."""
+    block = {"python": platform.python_version(), "platform": platform.platform(), "executable": sys.executable}
+    for name in _DISTRIBUTIONS:
+        try:
+            block[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            block[name] = "not installed"
+    return block
+
+
+def examine() -> Diagnosis:
+    """Look at the installed SGLang without starting a server. Imports SGLang, which takes seconds."""
+    block = environment()
+    registered = any(entry.name == "drafttrace" for entry in importlib.metadata.entry_points(group=GROUP))
+    version = block["sglang"]
+    if version == "not installed":
+        problem: str | None = (
+            "SGLang is not installed here; run this in the environment that holds the server, after installing "
+            "drafttrace into it."
+        )
+        return Diagnosis(block, registered, (), problem)
+    problem = unsupported(version)
+    if problem is None and not registered:
+        problem = f"The entry point of the group {GROUP} is missing; install drafttrace again with pip."
+    hooks = tuple(_state(spec) for spec in (*SCHEDULER_HOOKS, *HTTP_HOOKS))
+    missing = [hook for hook in hooks if hook.needed and hook.error]
+    if problem is None and missing:
+        problem = f"{missing[0].target} cannot be hooked: {missing[0].error}; the recorder cannot work with it."
+    return Diagnosis(block, registered, hooks, problem)
+
+
+def _state(spec: HookSpec) -> HookState:
+    import pkgutil
+
+    error = None
+    try:
+        pkgutil.resolve_name(spec.target)
+    except Exception as reason:  # whatever importing SGLang raises on this machine is the answer
+        error = f"{type(reason).__name__}: {' '.join(str(reason).split())[:200]}"
+    return HookState(spec.name, spec.target, spec.needed, error)

@@ -1,0 +1,82 @@
+"""``drafttrace convert``: write a trace or dump in another layout."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from drafttrace.tracer import output
+from drafttrace.tracer.commands.reading import HiddenSize, LayerIds, request_of
+
+
+class Layout(StrEnum):
+    """Layouts that can be written."""
+
+    TRACE = "trace"
+    SAFETENSORS = "safetensors"
+    SPECFORGE = "specforge"
+    SPECULATORS_V1 = "speculators-v1"
+    SPECULATORS = "speculators"
+
+
+class Loss(StrEnum):
+    """What may be given up on purpose."""
+
+    LAYER_IDS = "layer-ids"
+    LOSS_MASK = "loss-mask"
+    LAST_STATE = "last-state"
+    BOUNDARIES = "boundaries"
+    FIRST_TOKEN = "first-token"
+
+
+def convert(
+    source: Annotated[str, typer.Argument(metavar="FILE", help="A trace or dump (PATH or PATH#i).")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The file or folder to write.")],
+    to: Annotated[Layout, typer.Option("--to", help="The layout to write.", show_default=False)],
+    format_name: Annotated[str | None, typer.Option("--format", help="Read FILE as this format.")] = None,
+    sample: Annotated[int | None, typer.Option(min=0, help="The sample, where FILE holds several.")] = None,
+    lose: Annotated[
+        list[Loss] | None, typer.Option("--lose", help="Give this up where OUT cannot hold it. Repeatable.")
+    ] = None,
+    ones: Annotated[
+        bool, typer.Option("--mask-ones", help="Make a loss mask of ones where FILE has none.")
+    ] = False,
+    target: Annotated[
+        Path | None,
+        typer.Option("--target", help="The target's folder: its final norm, where OUT needs it applied."),
+    ] = None,
+    hidden_size: HiddenSize = None,
+    layer_ids: LayerIds = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing OUT.")] = False,
+) -> None:
+    """Write a trace or dump in another layout; what that cannot hold is refused, not dropped.
+
+    drafttrace convert trace.h5 out.safetensors --to safetensors
+    """
+    from drafttrace.tracer.convert import convert as write
+
+    written = write(
+        source,
+        out,
+        to.value,
+        format=format_name,
+        sample=sample,
+        request=request_of(hidden_size, layer_ids),
+        lose=[loss.value for loss in lose or []],
+        mask="ones" if ones else None,
+        target=target,
+        force=force,
+    )
+    console = output.console()
+    for path in written.paths:
+        console.print(str(path), markup=False)
+    for what in written.left_out:
+        console.print(f"left out: {what}", markup=False, style="dim")
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the command."""
+    app.command(rich_help_panel="Training side")(convert)

@@ -1,0 +1,127 @@
+"""``drafttrace reference``: make the training-time capture that nobody kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from drafttrace.tracer import output
+from drafttrace.tracer.boundary import parse_wiring
+from drafttrace.tracer.commands.record import read_ids
+from drafttrace.tracer.errors import DrafttraceError
+
+if TYPE_CHECKING:
+    from drafttrace.tracer.capture import Ints
+    from drafttrace.tracer.reference import Which
+
+
+class Precision(StrEnum):
+    """Number format that the target runs in."""
+
+    AUTO = "auto"
+    BF16 = "bf16"
+    FP16 = "fp16"
+    FP32 = "fp32"
+
+
+def _which(text: str) -> Which:
+    if text in {"all", "canonical"}:
+        return cast("Which", text)
+    return _wiring(text, "boundaries")
+
+
+def _wiring(text: str, what: str) -> tuple[int, ...]:
+    try:
+        return parse_wiring(text)
+    except ValueError as error:
+        raise DrafttraceError(f"The {what} '{text}' cannot be read: {error}.") from None
+
+
+def _samples(sources: list[str], ids: Path | None, prompt: str | None, target: Path) -> list[Ints]:
+    import numpy as np
+
+    from drafttrace.tracer.open import open_capture
+    from drafttrace.tracer.reference import tokens_of
+
+    samples = [tokens_of(open_capture(source)) for source in sources]
+    if ids is not None:
+        samples.append(np.array(read_ids(ids), np.int64))
+    if prompt is not None:
+        from drafttrace.tracer.tokenizer import load_encoder
+
+        samples.append(np.array(load_encoder(target)(prompt), np.int64))
+    if not samples:
+        raise DrafttraceError("There are no tokens to run; give --from, --input-ids or --prompt.")
+    return samples
+
+
+@contextmanager
+def _progress(quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
+    with output.byte_progress("samples", quiet=quiet) as update:
+        yield None if update is None else lambda done, total: update(done, total)
+
+
+def reference(
+    out: Annotated[
+        Path,
+        typer.Option(
+            "-o", "--output", help="The file to write (a folder for several samples).", show_default=False
+        ),
+    ],
+    target: Annotated[Path, typer.Option("--target", help="Folder of the target.", show_default=False)],
+    sources: Annotated[
+        list[str] | None,
+        typer.Option("--from", metavar="TRACE", help="A trace or dump whose tokens are run. Repeatable."),
+    ] = None,
+    input_ids: Annotated[Path | None, typer.Option("--input-ids", help="A file with token ids.")] = None,
+    prompt: Annotated[
+        str | None, typer.Option("--prompt", help="Text, tokenised with the target's tokenizer.")
+    ] = None,
+    boundaries: Annotated[
+        str, typer.Option(help="Boundaries to store: all, canonical, or a list like B0,B3,B31.")
+    ] = "all",
+    slots: Annotated[
+        str | None,
+        typer.Option("--wiring", metavar="B0,B3,B31", help="The wiring that training used (default: canonical)."),
+    ] = None,
+    dtype: Annotated[Precision, typer.Option(help="Number format that the target runs in.")] = Precision.AUTO,
+    device_map: Annotated[
+        str | None, typer.Option("--device-map", help="As transformers takes it: auto, cuda, cpu.")
+    ] = None,
+    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Samples that run together.")] = 1,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing output.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+) -> None:
+    """Run the target with transformers and store its boundaries, for people who kept no dump.
+
+    drafttrace reference --target ./target --from trace.h5 --wiring B0,B3,B31 -o reference.safetensors
+    """
+    from drafttrace.tracer.reference import make_reference
+
+    samples = _samples(sources or [], input_ids, prompt, target)
+    with _progress(quiet) as progress:
+        paths = make_reference(
+            target,
+            samples,
+            out,
+            boundaries=_which(boundaries),
+            slots=None if slots is None else _wiring(slots, "wiring"),
+            dtype=dtype.value,
+            device_map=device_map,
+            batch_size=batch_size,
+            force=force,
+            progress=progress,
+        )
+    if not quiet:
+        for path in paths:
+            output.console().print(str(path), markup=False)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the command."""
+    app.command(rich_help_panel="Training side")(reference)

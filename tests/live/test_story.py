@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pairs.accept_length import rewired
 from sglang_cpu.server import cpu_args
+
+from pairs.accept_length import rewired
 
 STEPS = 5
 

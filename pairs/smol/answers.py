@@ -84,7 +84,7 @@ def open_states(name: str) -> npt.NDArray[np.uint16]:
     """The file of states ``name`` as a memory map ``[rows, len(KEPT), HIDDEN]`` of bf16 bits."""
     path = work_dir() / name
     rows = path.stat().st_size // (len(KEPT) * HIDDEN * 2)  # the last one may be cut off by an interruption
-    return np.memmap(path, np.uint16, "r", shape=(rows, len(KEPT), HIDDEN))
+    return np.memmap(path, np.uint16, "c", shape=(rows, len(KEPT), HIDDEN))
 
 
 def load_model(target: Path, dtype: str = "bfloat16", attention: str = "sdpa") -> Any:

@@ -1,9 +1,9 @@
 """Training dumps of the real pair, as three trainers lay them out: `python -m pairs.smol.dump --out FOLDER`.
 
-* `specforge/`  SpecForge: `.ckpt` with the three slots side by side and last/post
-* `v1/`         speculators v1: a list of states. As in the incident, the last of them is B28, one of the boundaries that
-                the trainer's ids name, and not the stream behind the last layer
-* `arrow/`      speculators now: safetensors beside an Arrow folder, B30 (before the final norm) as the last state
+* `specforge`  SpecForge: `.ckpt` with the three slots side by side and last/post
+* `v1`         speculators v1: a list of states. As in the incident, the last of them is B28, one of the boundaries that
+               the trainer's ids name, and not the stream behind the last layer. `pairs/smol/dump` is of this kind
+* `arrow`      speculators now: safetensors beside an Arrow folder, B30 (before the final norm) as the last state
 
 The texts are answers of the target that the head was trained on, read again by transformers in bf16.
 """
@@ -32,6 +32,7 @@ SERVED = (3, 16, 28)  # what SGLang makes of TRAINER_IDS for a Llama: B(id + 1)
 TRAINER_IDS = [2, 15, 27]  # what the trainer wrote into the draft's configuration
 RIGHT_IDS = [-1, 2, 15]  # what it has to be for a Llama in SGLang 0.5.23
 V1_IDS = [-1, *TRAINER_IDS]  # layer OUTPUTS; -1 is the embedding
+LAYOUTS = ("specforge", "v1", "arrow")
 NAME = "SmolLM2-135M-Instruct"
 
 
@@ -81,17 +82,17 @@ def write_specforge(folder: Path, texts: Sequence[Read]) -> None:
         torch.save(stored, rows / f"data_{i}.ckpt")
 
 
-def write_dumps(folder: Path, texts: Sequence[Read], layouts: Sequence[str]) -> None:
-    """Write the layouts named (`specforge`, `v1`, `arrow`), each into a folder of its own name."""
-    if "specforge" in layouts:
-        write_specforge(folder / "specforge", texts)
-    if "v1" in layouts:
+def write_dump(folder: Path, texts: Sequence[Read], layout: str) -> None:
+    """Write the texts in one of LAYOUTS."""
+    if layout == "specforge":
+        write_specforge(folder, texts)
+    elif layout == "v1":
         states = [*WIRING, SERVED[-1]]
         stored = [dumps.DumpSample(t.text, [t.boundaries[k] for k in states]) for t in texts]
-        dumps.write_v1(folder / "v1", stored, V1_IDS, NAME)
-    if "arrow" in layouts:
+        dumps.write_v1(folder, stored, V1_IDS, NAME)
+    else:
         stored = [dumps.DumpSample(t.text, [t.boundaries[k] for k in (*WIRING, LAYERS)]) for t in texts]
-        dumps.write_arrow(folder / "arrow", stored)
+        dumps.write_arrow(folder, stored)
 
 
 def make_texts(count: int, limit: int, dtype: str = "bfloat16") -> list[Read]:
@@ -105,15 +106,15 @@ def make_texts(count: int, limit: int, dtype: str = "bfloat16") -> list[Read]:
 
 
 def main() -> int:
-    """Write the dumps; 2 and one sentence where the model cannot be had."""
+    """Write the dump; 2 and one sentence where the model cannot be had."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--samples", type=int, default=4)
+    parser.add_argument("--samples", type=int, default=2)
     parser.add_argument("--answer", type=int, default=MAX_ANSWER, help="longest answer, in tokens")
-    parser.add_argument("--layouts", nargs="+", default=["specforge", "v1", "arrow"])
+    parser.add_argument("--layout", choices=LAYOUTS, default="v1")
     options = parser.parse_args()
     try:
-        write_dumps(options.out, make_texts(options.samples, options.answer), options.layouts)
+        write_dump(options.out, make_texts(options.samples, options.answer), options.layout)
     except DrafttraceError as error:
         print(error, file=sys.stderr)
         return 2

@@ -193,3 +193,16 @@ def training_prompts(count: int) -> list[str]:
 def messages(prompt: str) -> list[Message]:
     """The prompt as the chat that the template renders (it adds the model's own system message)."""
     return [{"role": "user", "content": prompt}]
+
+
+def held_out_texts(count: int) -> list[str]:
+    """The held-out prompts as text, through the model's own chat template. Fetches the model where needed."""
+    from transformers import AutoTokenizer
+
+    from pairs.smol.fetch import target_dir
+
+    tokenizer = AutoTokenizer.from_pretrained(target_dir())
+    return [
+        str(tokenizer.apply_chat_template(messages(prompt), tokenize=False, add_generation_prompt=True))
+        for prompt in held_out_prompts(count)
+    ]

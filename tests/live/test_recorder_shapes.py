@@ -1,0 +1,121 @@
+"""Trees, several ranks, retraction, embeddings, and the wiring that ``serve --wiring`` puts in force."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import recording
+from sglang_cpu.arguments import cpu_args
+from sglang_cpu.server import ServerDied
+
+from drafttrace.tracer.capture import Accepted, Phase
+from drafttrace.tracer.trace.reader import read_ranks
+
+pytestmark = pytest.mark.live
+
+PROMPT = list(range(9, 49))
+
+
+@pytest.fixture
+def tree(start_server: Callable[..., Any], pairs: Any) -> Any:
+    """Trees of two branches, and a server that takes running requests back now and then."""
+    pair = pairs["tiny-llama"]
+    args = cpu_args(pair.target, pair.draft, topk=2, num_draft_tokens=6, extra=["--disable-radix-cache"])
+    return start_server(args, env={"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "9"})
+
+
+def test_a_trees_accepted_path_is_the_text(tree: Any) -> None:
+    made = recording.record(tree, PROMPT, max_new_tokens=12, ignore_eos=True, extra_key=None)
+    trace = made.trace
+    assert made.state["state"] == "complete", made.state
+    verify = trace.table.phase == Phase.VERIFY
+    counts = trace.about["request"]["accept_counts"]
+    for round_, count in enumerate(counts):
+        rows = verify & (trace.table.round == round_)
+        assert rows.sum() == 6
+        kept = rows & (trace.table.accepted == Accepted.ACCEPTED)
+        last = round_ == len(counts) - 1  # the output's limit may cut the last round
+        assert kept.sum() == count or (last and kept.sum() < count)
+        # A path: one row per depth.
+        assert len(np.unique(trace.table.position[kept])) == kept.sum()
+    draft = trace.draft.table  # type: ignore[union-attr]
+    steps = draft.phase == Phase.DRAFT_DECODE
+    assert set(draft.accepted[steps].tolist()) == {int(Accepted.UNKNOWN)}
+    assert steps.sum() == 2 * 2 * len(counts)  # two branches, two steps
+
+
+def test_a_retracted_request_says_so_and_loses_nothing(tree: Any) -> None:
+    options: dict[str, Any] = {"max_new_tokens": 40, "ignore_eos": True, "extra_key": None}
+    others = [lambda k=k: tree.server.generate(input_ids=[k] * 20, **_plain(options)) for k in range(11, 14)]
+    made = recording.together([lambda: recording.record(tree, PROMPT, **options), *others])[0]
+    request = made.trace.about["request"]
+    assert made.state["state"] == "complete", made.state
+    retracted = [event for event in request["events"] if event["event"] == "retracted"]
+    assert len(retracted) == request["retractions"] == made.answer["meta_info"]["num_retractions"] > 0
+    # Prompt and output so far are computed once more: every position is there, some of them again.
+    rows = recording.accepted(made.trace)
+    position = made.trace.table.position[rows]
+    assert set(position.tolist()) == set(range(len(made.trace.tokens) - 1))
+    assert np.array_equal(made.trace.table.token_id[rows], made.trace.tokens[position])
+
+
+def _plain(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name != "extra_key"}
+
+
+def test_embeddings_in_place_of_ids_are_refused(tree: Any, pairs: Any) -> None:
+    width = tree.server.get("/drafttrace/health")["target"]["hidden_size"]
+    asked = recording.start(tree.server)
+    body = {"input_embeds": [[0.01] * width] * 5, "rid": asked["rid"]}
+    tree.server.post("/generate", {**body, "sampling_params": {"max_new_tokens": 4, "temperature": 0}})
+    state = recording.wait(tree.server, asked["id"])
+    assert state["state"] == "incomplete" and "embeddings in place of token ids" in state["reason"]
+
+
+def test_ranks_report_hashes_of_what_they_should_hold_alike(start_server: Callable[..., Any], pairs: Any) -> None:
+    pair = pairs["tiny-llama"]
+    traced = start_server(cpu_args(pair.target, pair.draft, tp=2), serve=("--all-ranks",))
+    made = recording.record(traced, PROMPT, max_new_tokens=12, ignore_eos=True)
+    assert made.state["state"] == "complete", made.state
+    first, second = read_ranks(made.path)
+    assert (first.rank, second.rank) == (0, 1)
+    assert np.array_equal(first.rows, second.rows) and len(first.rows) == made.state["rows"]
+    assert np.array_equal(first.hashes, second.hashes)
+    assert (first.hashes[:, first.names.index("last")] != 0).sum() == len(made.trace.table)
+    # With --all-ranks the other rank has a trace of its own, with the same tensors.
+    other = recording.collect(traced, f"{made.id}_rank1")
+    assert other.state["state"] == "complete", other.state
+    assert np.array_equal(recording.packed_slots(other.trace), recording.packed_slots(made.trace))
+    assert sorted(traced.server.get("/drafttrace/health")["ranks"]) == [0, 1]
+
+
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-kimi"])
+def test_serve_wiring_hands_over_what_was_asked_for(
+    start_server: Callable[..., Any], pairs: Any, name: str
+) -> None:
+    pair = pairs[name]
+    # The embedding, no ascending order, and the stream after the last layer, which no class captures by itself.
+    n = 61 if name == "tiny-kimi" else 16
+    traced = start_server(cpu_args(pair.target, pair.draft), serve=("--wiring", f"B0,B{n},B5"))
+    made = recording.record(traced, PROMPT, max_new_tokens=8, ignore_eos=True)
+    assert made.state["state"] == "complete", made.state
+    wiring = made.trace.about["wiring"]
+    assert wiring["source"] == "override" and wiring["boundaries"] == [0, n, 5]
+    for slot, boundary in zip(made.trace.slots, (0, n, 5), strict=True):
+        swept = made.trace.boundaries[boundary]
+        assert np.array_equal(slot.rows.floats(0, len(swept)), swept.floats())
+    assert made.trace.embed is not None
+    assert np.array_equal(made.trace.slots[0].rows.floats(), made.trace.embed.rows.floats())
+    recording.assert_draft_got_what_the_target_gave(made.trace)
+
+
+@pytest.mark.parametrize(("wiring", "says"), [("B0,B3,B400", "names B400"), ("B0,B3", "gives 2 slots")])
+def test_a_wrong_wiring_is_refused_before_serving(
+    start_server: Callable[..., Any], pairs: Any, wiring: str, says: str
+) -> None:
+    pair = pairs["tiny-llama"]
+    with pytest.raises(ServerDied, match=says):
+        start_server(cpu_args(pair.target, pair.draft), serve=("--wiring", wiring))

@@ -1,0 +1,125 @@
+"""Taps inside graphs: the copy is part of the graph, and Python is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from graph_modules import SLOTS, VOCAB, H, recorder_of, tapped
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from drafttrace.hooks import recorder as recorder_module
+from drafttrace.hooks.recorder import Entry, Recorder
+from drafttrace.hooks.sglang_engine import attach
+from drafttrace.hooks.static import StaticTaps
+from drafttrace.tracer.capture import Phase
+
+
+@pytest.fixture
+def capturing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Say that a graph is being captured: what follows is what the taps do then."""
+    monkeypatch.setattr(recorder_module, "graph_is_captured", lambda: True)
+    monkeypatch.setattr(attach, "graph_is_captured", lambda: True)
+
+
+def replayable(
+    recorder: Recorder, scope: str, call: Callable[..., Any], *example: torch.Tensor
+) -> Callable[..., Any]:
+    """``call`` as a graph of tensor operations alone, captured after one warm-up run as engines do."""
+    recorder.scope = scope
+    with torch.no_grad():
+        call(*example)
+        graph = make_fx(call)(*example)
+    recorder.scope = ""
+    assert any("copy_" in str(node.target) for node in graph.graph.nodes)
+    return graph
+
+
+def test_a_replay_without_python_fills_the_buffers(capturing: None, tmp_path: Path) -> None:
+    recorder = recorder_of(tmp_path)
+    target, _ = tapped(recorder)
+    graph = replayable(recorder, "target/verify", target, torch.randint(0, VOCAB, (6,)))
+    recorder.starting = False
+
+    def silent(*args: Any) -> None:
+        raise AssertionError("Python ran at replay")
+
+    recorder.tap = silent  # type: ignore[method-assign]
+    ids = torch.randint(0, VOCAB, (6,))
+    with torch.no_grad():
+        _, packed = graph(ids)
+        hidden, aux = target.model(ids)
+    for slot in range(SLOTS):
+        read = recorder.static.read("target/verify", f"aux/{slot}", 6)
+        assert read is not None and torch.equal(read, aux[slot])
+        assert torch.equal(read, packed[:, slot * H : (slot + 1) * H])
+    assert torch.equal(recorder.static.read("target/verify", "last", 6), hidden)  # type: ignore[arg-type]
+    assert torch.equal(recorder.static.read("target/verify", "embed", 6), aux[0])  # type: ignore[arg-type]
+
+
+def test_the_drafts_taps_are_in_the_graph_too(capturing: None, tmp_path: Path) -> None:
+    recorder = recorder_of(tmp_path)
+    _, draft = tapped(recorder)
+    example = (torch.randint(0, VOCAB, (4,)), torch.randn(4, SLOTS * H))
+    graph = replayable(recorder, "draft/extend", draft, *example)
+    recorder.starting = False
+    ids, hidden = torch.randint(0, VOCAB, (4,)), torch.randn(4, SLOTS * H)
+    with torch.no_grad():
+        graph(ids, hidden)
+        state = draft.model(ids, hidden)
+    assert torch.equal(recorder.static.read("draft/extend", "fc_in", 4), hidden)  # type: ignore[arg-type]
+    assert torch.equal(recorder.static.read("draft/extend", "hidden_out", 4), state)  # type: ignore[arg-type]
+
+
+def test_rows_are_cut_to_the_live_ones_and_reach_the_trace(capturing: None, tmp_path: Path) -> None:
+    recorder = recorder_of(tmp_path)
+    target, _ = tapped(recorder)
+    graph = replayable(recorder, "target/verify", target, torch.randint(0, VOCAB, (8,)))
+    recorder.starting = False
+    recorder.store.ask("one", {"draft": False, "boundaries": "none"})
+    ids = torch.randint(0, VOCAB, (8,))  # 6 live rows, 2 of padding
+    with torch.no_grad():
+        hidden, _ = target.model(ids)
+    recorder.open_batch({"drafttrace-one": [1]}, verifies=True)
+    entries = [Entry("other", 0, 3), Entry("drafttrace-one", 3, 6, 1)]
+    recorder.begin_frame("target", Phase.VERIFY, entries, position=torch.arange(6), token_id=ids[:6])
+    with torch.no_grad():
+        graph(ids)
+    assert recorder.take_static("target/verify", padded=8)
+    rows = recorder.frame.spans[0].rows  # type: ignore[union-attr]
+    recorder.end_frame(graph=True, padded_rows=8)
+    assert torch.equal(rows.parts["last"].tensor, hidden[3:6])
+    assert {part.source for part in rows.parts.values()} == {1}
+    assert (rows.graph, rows.live_rows, rows.padded_rows) == (True, 6, 8)
+
+
+def test_sizes_share_the_buffer_of_the_largest() -> None:
+    taps = StaticTaps(10_000)
+    assert taps.write("s", "last", torch.ones(8, 4)) and taps.write("s", "last", torch.full((2, 4), 2.0))
+    assert taps.nbytes == 8 * 4 * 4
+    assert taps.read("s", "last", 2).unique().tolist() == [2.0]  # type: ignore[union-attr]
+    assert taps.read("s", "last", 5).shape == (5, 4)  # type: ignore[union-attr]
+    assert taps.read("s", "last", 9) is None and taps.read("s", "last", 3, padded=4) is None
+    assert taps.read("other", "last", 1) is None
+
+
+def test_a_graph_captured_before_a_larger_one_keeps_its_buffer() -> None:
+    taps = StaticTaps(10_000)
+    taps.write("s", "last", torch.ones(2, 4))
+    taps.write("s", "last", torch.full((8, 4), 3.0))
+    assert taps.read("s", "last", 2, padded=2).unique().tolist() == [1.0]  # type: ignore[union-attr]
+
+
+def test_a_tap_beyond_the_limit_is_not_graph_safe_and_nothing_breaks() -> None:
+    taps = StaticTaps(100)
+    assert not taps.write("s", "last", torch.ones(8, 4))
+    assert taps.read("s", "last", 8) is None and list(taps.names("s")) == []
+
+
+def test_a_prefill_graph_keeps_the_first_rows_of_a_sweep() -> None:
+    taps = StaticTaps(10_000)
+    taps.write("target/prefill", "boundary/2", torch.arange(40.0).reshape(10, 4), keep=3)
+    assert taps.read("target/prefill", "boundary/2", 9).shape == (3, 4)  # type: ignore[union-attr]

@@ -60,21 +60,33 @@ def _find(folder: Path, tokens: Ints, number: int) -> tuple[Ints | None, int]:
     return None, -1
 
 
-@lru_cache(maxsize=4)
 def _table(folder: Path) -> list[Any]:
-    """The record batches of every ``*.arrow`` of the folder, memory-mapped (a stream, as `datasets` writes it)."""
+    """The record batches of every ``*.arrow`` of the folder, memory-mapped, checked before anyone looks inside.
+
+    Arrow aborts the process where it follows damaged offsets, so both columns are validated first.
+    """
+    files = sorted(folder.glob("*.arrow"))
+    stamps = tuple((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files)
+    return _batches(stamps)
+
+
+@lru_cache(maxsize=4)
+def _batches(stamps: tuple[tuple[str, int, int], ...]) -> list[Any]:
     import pyarrow as pa
 
     batches: list[Any] = []
-    for path in sorted(folder.glob("*.arrow")):
-        source = pa.memory_map(str(path))
+    for name, _size, _modified in stamps:
+        source = pa.memory_map(name)
         try:
-            reader = pa.ipc.open_stream(source)
-            batches.extend(reader)
+            found = list(pa.ipc.open_stream(source))  # what `datasets` writes
         except pa.ArrowInvalid:
             source.seek(0)
             file = pa.ipc.open_file(source)
-            batches.extend(file.get_batch(k) for k in range(file.num_record_batches))
+            found = [file.get_batch(k) for k in range(file.num_record_batches)]
+        for batch in found:
+            wanted = batch.select(["input_ids", "loss_mask"])
+            wanted.validate(full=True)
+            batches.append(wanted)
     return batches
 
 

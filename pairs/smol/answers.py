@@ -1,4 +1,4 @@
-"""The target answers the prompts itself, greedily, and its states are kept: `python -m pairs.smol.answers --count 3000`.
+"""The target answers the prompts itself, greedily, and its states are kept: `python -m pairs.smol.answers --count 1600`.
 
 One JSON line per conversation (see `Talk`) beside one file of raw bf16 states; both lie in the cache and are taken
 up again where they ended. On a busy machine two processes of one thread (`--part 0/2`, `--part 1/2`) are faster than
@@ -24,8 +24,10 @@ from drafttrace.tracer.errors import DrafttraceError
 from pairs.smol.fetch import cache_root, target_dir
 from pairs.smol.prompts import held_out_prompts, messages, training_prompts
 
-MAX_ANSWER = 160
+MAX_ANSWER = 128
 END_ID = 2
+TALKS = 1600
+BATCH = 64
 LAYERS = 30
 HIDDEN = 576
 KEPT = (3, 16, 28, LAYERS)  # B3, B16, B28 and last/post; B0 is a row of the embedding matrix
@@ -101,8 +103,8 @@ def load_model(target: Path, dtype: str = "bfloat16", attention: str = "sdpa") -
 
 def _batches(tokenizer: Any, prompts: Sequence[str], batch: int) -> Iterator[list[tuple[str, list[int]]]]:
     """Prompts with their ids, the prompts of one batch being about equally long."""
-    for start in range(0, len(prompts), 8 * batch):
-        some = [(prompt, prompt_ids(tokenizer, prompt)) for prompt in prompts[start : start + 8 * batch]]
+    for start in range(0, len(prompts), 4 * batch):
+        some = [(prompt, prompt_ids(tokenizer, prompt)) for prompt in prompts[start : start + 4 * batch]]
         some.sort(key=lambda one: len(one[1]))
         yield from (some[i : i + batch] for i in range(0, len(some), batch))
 
@@ -159,8 +161,8 @@ def main() -> int:
     """Answer the training prompts; 2 and one sentence where the model cannot be had."""
     os.environ.setdefault("TQDM_DISABLE", "1")
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=3000)
-    parser.add_argument("--batch", type=int, default=96)
+    parser.add_argument("--count", type=int, default=TALKS)
+    parser.add_argument("--batch", type=int, default=BATCH)
     parser.add_argument("--part", default="0/1", metavar="I/N", help="answer every N-th prompt, from the I-th on")
     parser.add_argument("--held-out", action="store_true", help="answer the held-out prompts instead")
     options = parser.parse_args()

@@ -81,15 +81,23 @@ def settled(path: str | os.PathLike[str], read: Callable[[TraceFile], Result]) -
     Raises as :func:`open_trace` does.
     """
     for _ in range(_LOOKS - 1):
-        trace = open_trace(path)
+        before = _state(path)
         try:
-            return read(trace)
+            return read(open_trace(path))
         except UnreadableFile:
-            if trace.closed_properly:
+            time.sleep(0.02)
+            if _state(path) == before:
                 raise
-            trace.file.close()
-            time.sleep(0.05)
     return read(open_trace(path))
+
+
+def _state(path: str | os.PathLike[str]) -> tuple[int, int] | None:
+    """What changes whenever a file is written."""
+    try:
+        about = os.stat(path)
+    except OSError:
+        return None
+    return about.st_size, about.st_mtime_ns
 
 
 def is_trace(path: str | os.PathLike[str]) -> bool:
@@ -159,6 +167,11 @@ def _check_format(opened: TraceFile) -> None:
     with opened.reading("its head"):
         name = texts.get_text(opened.file.attrs.get(schema.ATTR_FORMAT, ""))
         version = int(opened.file.attrs.get(schema.ATTR_VERSION, 0))
+    if not name and not opened.closed_properly:
+        raise UnreadableFile(
+            f"{opened.path} was not closed by its writer and does not say what it is: it is cut off, or the writer "
+            "died at once; record the request again"
+        )
     if name != schema.FORMAT:
         raise UnknownFormat(f"{opened.path} is an HDF5 file but no drafttrace trace (it says format '{name}')")
     if version > schema.FORMAT_VERSION:

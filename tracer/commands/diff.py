@@ -73,7 +73,7 @@ def compare_paths(
     mapping, request: what the reference does not say of itself.
     """
     from drafttrace.compare.diff import diff as compare
-    from drafttrace.compare.diff import noise_floor
+    from drafttrace.compare.diff import measure_noise
     from drafttrace.compare.thresholds import DEFAULT
     from drafttrace.tracer.open import open_capture
 
@@ -83,7 +83,7 @@ def compare_paths(
         theirs = open_capture(reference, format=reference_format, like=ours, mapping=mapping, request=request)
     floor = None
     if noise is not None:
-        floor = noise_floor(open_capture(noise[0]), open_capture(noise[1]))
+        floor = measure_noise(open_capture(noise[0]), open_capture(noise[1]))
     return compare(
         ours,
         theirs,

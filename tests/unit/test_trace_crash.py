@@ -204,6 +204,19 @@ def test_the_same_process_reads_what_it_is_writing(tmp_path: Path) -> None:
     assert read_trace(path).complete
 
 
+def test_a_file_that_is_open_elsewhere_in_the_process_is_read(tmp_path: Path) -> None:
+    """HDF5 shares what one process opens twice, and refuses where the ways of opening differ."""
+    path = write(tmp_path / "t.h5")
+    for options in ({}, {"locking": False}, {"swmr": True, "locking": False}, {"libver": "latest"}):
+        held = read_trace(path)
+        del held
+        with h5py.File(path, "r", **options) as file:
+            assert len(read_trace(path).table) == len(file["target/rows"])
+    held = read_trace(path)
+    with h5py.File(path, "r") as file:  # and a capture does not stand in the way of others
+        assert len(file["target/rows"]) == len(held.table)
+
+
 @pytest.mark.parametrize("fault", ["killed", "full"])
 def test_a_fault_at_any_point_loses_nothing_flushed(tmp_path: Path, fault: str) -> None:
     """killed: the writer dies before the first, second, ... last call that changes the file.

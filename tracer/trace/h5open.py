@@ -118,7 +118,7 @@ def _open_hdf5(path: Path) -> TraceFile:
     block = _superblock(path)
     ways: list[Callable[[], h5py.File]] = [lambda: _view(path)]
     if not block.flags:
-        ways.insert(0, lambda: h5py.File(path, "r", locking=False))
+        ways.insert(0, lambda: h5py.File(path, "r"))
     problem: Exception | None = None
     for way in ways:
         try:

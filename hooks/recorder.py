@@ -233,10 +233,13 @@ class Recorder:
                 span.rows.padded_rows = padded_rows
             span.session.count_frame(span.rows)
 
-    def verdict(self, rid: str, nodes: torch.Tensor, count: torch.Tensor) -> None:
-        """The verifier's answer for one request of the running batch: accepted path (batch rows) and its length."""
+    def verdict(self, rid: str, nodes: torch.Tensor | None, count: torch.Tensor) -> None:
+        """The verifier's answer for one request of the running batch: accepted path (batch rows) and its length.
+
+        Without a path (an engine that does not tell it) the rows' acceptance stays unknown.
+        """
         batch = self._batches.get(rid)
-        if batch is not None:
+        if batch is not None and nodes is not None:
             batch.nodes, batch.count = nodes.clone(), count.clone()
 
     def close_batch(self) -> None:

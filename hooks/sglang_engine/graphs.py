@@ -90,7 +90,7 @@ def record_draft_extend(
     )
     if frame is None:
         return
-    padded = int(runner.bs) * int(runner.captured_req_width)
+    padded = int(runner.bs) * (rows // len(batch.rids))
     if not recorder.take_static(DRAFT_EXTEND, padded=padded):
         frame.take("hidden_in", batch.spec_info.hidden_states, SOURCE_PYTHON_SEAM)
     heads.draft_topk(frame, out.next_token_logits, getattr(model, "hot_token_id", None))

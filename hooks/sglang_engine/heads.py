@@ -45,6 +45,17 @@ def _logit_rows(span: Span, frame: Frame, logits: torch.Tensor) -> tuple[torch.T
     return logits[span.index : span.index + 1], None
 
 
+def accepted_nodes(result: Any, i: int, branches: int) -> torch.Tensor | None:
+    """Batch-wide rows of the accepted path of request ``i``; None where this SGLang does not hand it over (trees)."""
+    index = getattr(result, "accept_index", None)
+    if index is not None:
+        return torch.as_tensor(index[i])
+    stride = result.speculative_num_draft_tokens if branches == 1 else None
+    if not stride:
+        return None
+    return torch.arange(i * stride, (i + 1) * stride, device=result.accept_lens.device)
+
+
 def seam_slots(frame: Frame, hidden: torch.Tensor | None) -> None:
     """The slots as they cross from target to draft in Python, for taps that did not run because a graph did."""
     if hidden is None:

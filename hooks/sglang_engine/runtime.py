@@ -88,6 +88,14 @@ class SchedulerHooks:
     def init_attention_backends(self, result: Any, runner: Any, *args: Any, **kwargs: Any) -> None:
         """SGLang has chosen the boundaries, graphs are not captured yet."""
         self.fired["init_attention_backends"] += 1
+        self._override(runner)
+
+    def init_device_graphs(self, runner: Any, *args: Any, **kwargs: Any) -> None:
+        """The same moment in older SGLang."""
+        self.fired["init_device_graphs"] += 1
+        self._override(runner)
+
+    def _override(self, runner: Any) -> None:
         if self.settings.wiring is not None and not runner.is_draft_worker:
             # On purpose outside any try: a wrong wiring is refused before serving starts.
             override.install(runner, self.draft, self.settings.wiring, facts_of.layers_of(runner.model_config))
@@ -222,7 +230,7 @@ class SchedulerHooks:
         if self.recorder.active:
             self.fired["draft_graph"] += 1
             try:
-                branches = int(getattr(runner, "topk", 0) or runner.captured_req_width)
+                branches = int(self.target.server_args.speculative_eagle_topk or 1)
                 graphs.record_draft_steps(self.recorder, runner, batch, self._strided, branches)
             except Exception as error:
                 self.recorder.fail("draft_graph", error)
@@ -274,7 +282,8 @@ class SchedulerHooks:
             try:
                 for i, req in enumerate(batch.reqs):
                     if req.rid in self.recorder.sessions:
-                        self.recorder.verdict(req.rid, result.accept_index[i], result.accept_lens[i])
+                        nodes = heads.accepted_nodes(result, i, int(getattr(worker, "topk", 1)))
+                        self.recorder.verdict(req.rid, nodes, result.accept_lens[i])
             except Exception as error:
                 self.recorder.fail("verify", error)
         return result

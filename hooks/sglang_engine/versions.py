@@ -50,6 +50,20 @@ SCHEDULER_HOOKS = (
         "around",
         needed=False,
     ),
+    HookSpec("init_device_graphs", f"{_RUNNER}.init_device_graphs", "before", needed=False),
+    # Older names of the draft's graph runners' entry.
+    HookSpec(
+        "draft_graph",
+        f"{_SPEC}.eagle_draft_cuda_graph_runner.EAGLEDraftCudaGraphRunner.replay",
+        "around",
+        needed=False,
+    ),
+    HookSpec(
+        "draft_extend_graph",
+        f"{_SPEC}.eagle_draft_extend_cuda_graph_runner.EAGLEDraftExtendCudaGraphRunner.replay",
+        "around",
+        needed=False,
+    ),
 )
 
 HTTP_HOOKS = (

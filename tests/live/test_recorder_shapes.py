@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -98,7 +99,7 @@ def test_serve_wiring_hands_over_what_was_asked_for(
 ) -> None:
     pair = pairs[name]
     # The embedding, no ascending order, and the stream after the last layer, which no class captures by itself.
-    n = 61 if name == "tiny-kimi" else 16
+    n = json.loads((pair.target / "config.json").read_text())["num_hidden_layers"]
     traced = start_server(cpu_args(pair.target, pair.draft), serve=("--wiring", f"B0,B{n},B5"))
     made = recording.record(traced, PROMPT, max_new_tokens=8, ignore_eos=True)
     assert made.state["state"] == "complete", made.state

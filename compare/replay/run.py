@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -34,6 +35,7 @@ from drafttrace.tracer.errors import DrafttraceError, NothingToCompare, Unreadab
 
 DEFAULT_STEPS, MOST_STEPS = 3, 16
 _RESCORED = 5
+_SMALL = 512
 
 
 def replay(
@@ -66,7 +68,7 @@ def replay(
             f"--steps {count} is outside 1..{MOST_STEPS}; give the server's --speculative-num-steps."
         )
     subject, notes, _ = gather(target_dir, draft_dir, version=sglang_version)
-    with torch.inference_mode():
+    with torch.inference_mode(), _threads(subject.draft.hidden_size):
         bench = _open(subject, given, count, ignore_switches, search_wirings)
         notes += [remark for text in bench.texts for remark in text.notes]
         plan = _wirings(subject, bench, wirings)
@@ -78,6 +80,18 @@ def replay(
             made.try_switches()
         made.compare_live()
     return made.result(target_dir, draft_dir, notes, time.perf_counter() - began)
+
+
+@contextmanager
+def _threads(width: int) -> Iterator[None]:
+    """One thread for small drafts: handing an operation of microseconds to other cores costs more than it saves."""
+    before = torch.get_num_threads()
+    if width <= _SMALL:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from sglang_cpu.server import CpuServer, cpu_args
+from sglang_cpu import CpuServer, cpu_args
 
 from demo.pairs import ROOT
 from demo.story import COMMAND, run, say

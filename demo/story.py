@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from sglang_cpu.server import CpuServer, cpu_args
+from sglang_cpu import CpuServer, cpu_args
 
 from demo.pairs import DemoPair
 

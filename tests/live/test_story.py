@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sglang_cpu.server import cpu_args
+from sglang_cpu import cpu_args
 
 from pairs.accept_length import rewired
 

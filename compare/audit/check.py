@@ -105,6 +105,11 @@ def gather(
     how, by, wiring = None, "", tuple(trained) if trained is not None else None
     if wiring is not None:
         by = "given by --trained"
+    if dump is not None and dump.format.startswith("drafttrace.trace"):
+        raise DrafttraceError(
+            f"{dump.path} is a trace of a server, not a training dump, so it says what is served and not what was "
+            "trained; give the dump, or compare the two with drafttrace diff."
+        )
     if dump is not None:
         how = dump_wiring(dump, target_weights, target.embed_scale)
         if wiring is None and how[0] and None not in how[0]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import io
 import json
 import time
 from collections.abc import Callable
@@ -30,8 +32,10 @@ from audit_folders import (
     write_draft,
     write_target,
 )
+from rich.console import Console
 from safetensors.torch import save_file
 
+from drafttrace.compare.audit import render
 from drafttrace.compare.audit.check import check
 from drafttrace.compare.audit.fix import fix
 from drafttrace.compare.audit.installed import installed_version
@@ -509,6 +513,38 @@ def test_a_dump_decides_by_value_before_it_is_believed(tmp_path: Path) -> None:
     four = dump_of([embedding, *noise, noise[0]], tokens, [0, 3, 16, 29])
     found = check(target, draft, sglang_version="0.5.23", dump=four)
     assert "slot-count" in {f.id for f in found.findings}
+
+
+def test_a_trace_is_no_training_dump(tmp_path: Path) -> None:
+    target, draft = write_target(tmp_path / "target"), write_draft(tmp_path / "draft", specforge(CANONICAL))
+    tokens = np.arange(9, dtype=np.int64)
+    trace = dataclasses.replace(
+        dump_of([np.zeros((9, HIDDEN))] * 3, tokens, [2, 16, 29]), format="drafttrace.trace/1"
+    )
+    with pytest.raises(DrafttraceError, match="trace of a server"):
+        check(target, draft, dump=trace)
+
+
+def test_the_reports_say_the_cause_and_the_remedy(tmp_path: Path) -> None:
+    case = next(case for case in CASES if case.name == "the original incident, served one slot on")
+    result = run(case, tmp_path)
+    text = render.markdown(result)
+    console = Console(width=200, record=True, file=io.StringIO())
+    render.terminal(result, console)
+    for report in (text, console.export_text()):
+        assert "slot-shift" in report and "[0, 3, 31]" in report and "[B3, B31, B59]" in report
+        assert "vLLM" in report and "PROBLEM FOUND" in report
+
+
+def test_hostile_names_stay_text_in_the_reports(tmp_path: Path) -> None:
+    name = "midlayer.<script>|`@x[bold red]"
+    draft = write_draft(tmp_path / "draft", specforge(CANONICAL), {**draft_tensors(), name: torch.zeros(3)})
+    result = check(write_target(tmp_path / "target"), draft, sglang_version="0.5.23")
+    text = render.markdown(result)
+    assert "<script>" not in text and "@x" not in text
+    console = Console(width=200, record=True, file=io.StringIO())
+    render.terminal(result, console)
+    assert "[bold red]" in console.export_text()
 
 
 def test_the_live_server_is_compared_with_the_configs(tmp_path: Path) -> None:

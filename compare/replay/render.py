@@ -1,0 +1,182 @@
+"""The replay as blocks: verdict and causes first, then wirings, steps, switches and the live comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from drafttrace.compare.document import (
+    Block,
+    Causes,
+    Grid,
+    Head,
+    Lines,
+    join,
+    percent,
+    plain,
+    to_markdown,
+    to_terminal,
+)
+from drafttrace.compare.replay.live import LiveComparison
+from drafttrace.compare.replay.result import ReplayResult
+from drafttrace.compare.replay.score import WiringScore
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_VERDICTS = {
+    "match": ("NOTHING BETTER FOUND", "bold green"),
+    "mismatch": ("PROBLEM FOUND", "bold red"),
+    "incomparable": ("NOTHING REPLAYED", "bold magenta"),
+}
+
+
+def terminal(result: ReplayResult, console: Console) -> None:
+    """Print the replay."""
+    to_terminal(blocks(result), console)
+
+
+def markdown(result: ReplayResult) -> str:
+    """The replay as Markdown."""
+    return to_markdown(blocks(result))
+
+
+def blocks(result: ReplayResult) -> Iterator[Block]:
+    """The replay's pieces, in order."""
+    yield Head(*_VERDICTS[result.verdict], result.summary)
+    if result.findings:
+        yield Causes(result.findings)
+    yield _wirings(result)
+    if result.best is not None and result.best.score is not None:
+        yield _steps(result.best.wiring, result.best.score)
+    if result.variants:
+        yield _switches(result)
+    if result.live is not None:
+        yield _live(result.live)
+    yield Lines("", tuple(_remarks(result)))
+
+
+def _wirings(result: ReplayResult) -> Grid:
+    rows = []
+    for row in result.wirings:
+        score = row.score
+        if score is None:
+            rows.append(
+                (
+                    row.wiring,
+                    ", ".join(row.sources),
+                    "–",
+                    "–",
+                    "–",
+                    "–",
+                    "not in the capture: " + ", ".join(row.missing),
+                )
+            )
+            continue
+        first = score.steps[0]
+        rows.append(
+            (
+                row.wiring,
+                ", ".join(row.sources),
+                percent(first.token_top1),
+                percent(first.target_top1),
+                plain(score.expected),
+                plain(score.simulated),
+                "" if row.wiring != result.served else "what the server hands over",
+            )
+        )
+    return Grid(
+        f"Wirings, by agreement with {result.judged_by}",
+        ("wiring", "named by", "text", "target", "expected length", "chain length", ""),
+        tuple(rows),
+        right=frozenset({2, 3, 4, 5}),
+        bold=frozenset({0}) if result.best is not None else frozenset(),
+    )
+
+
+def _steps(name: str, score: WiringScore) -> Grid:
+    rows = tuple(
+        (
+            str(step.step + 1),
+            str(step.rows),
+            percent(step.token_top1),
+            percent(step.token_top3),
+            percent(step.token_covered),
+            percent(step.target_top1),
+            percent(step.all_token_top1),
+            percent(step.accepted),
+            percent(1 - step.coverage),
+        )
+        for step in score.steps
+    )
+    return Grid(
+        f"Steps of {name}",
+        (
+            "step",
+            "rows",
+            "text top-1",
+            "top-3",
+            "if sayable",
+            "target top-1",
+            "all rows",
+            "after a hit",
+            "not sayable",
+        ),
+        rows,
+        right=frozenset(range(9)),
+    )
+
+
+def _switches(result: ReplayResult) -> Grid:
+    rows = tuple(
+        (v.switch, v.value, str(v.step + 1), f"{v.gain:+.1%}", plain(v.score.expected)) for v in result.variants
+    )
+    return Grid(
+        "Switches set otherwise",
+        ("switch", "value", "step", "change of top-1", "expected length"),
+        rows,
+        right=frozenset({2, 3, 4}),
+        bold=frozenset(i for i, v in enumerate(result.variants) if v.gain > 0.02),
+    )
+
+
+def _live(live: LiveComparison) -> Grid:
+    rows = tuple(
+        (
+            str(stage.step + 1),
+            stage.tensor,
+            str(stage.rows),
+            plain(stage.cosine_p50, 5),
+            plain(stage.cosine_min, 5),
+            percent(stage.equal_top1),
+        )
+        for stage in live.stages
+    )
+    return Grid(
+        "Live against replay",
+        ("step", "what", "rows", "cosine p50", "cosine min", "equal first choice"),
+        rows,
+        right=frozenset({0, 2, 3, 4, 5}),
+        bold=frozenset(i for i, stage in enumerate(live.stages) if stage.parted),
+    )
+
+
+def _remarks(result: ReplayResult) -> Iterator[str]:
+    yield f"{result.rows} rows of {join(result.captures, 3)}, {result.steps} steps, {result.seconds:.1f} s"
+    changed = [
+        f"{name} {result.switches[name]} (server: {result.served_switches[name]})"
+        for name in result.switches
+        if result.switches[name] != result.served_switches[name]
+    ]
+    if changed:
+        yield "as trained, not as served: " + ", ".join(changed)
+    if result.search is not None:
+        found = result.search
+        tail = f", {found.margin:.1%} before {found.runner_up}" if found.runner_up is not None else ""
+        yield f"search ({found.method}): {found.tried} of {found.possible} ordered wirings tried, best {found.winner}{tail}"
+    if result.live is not None and result.live.observed is not None:
+        yield (
+            f"observed accept length {result.live.observed:.2f} over {len(result.live.accept_lengths)} rounds of "
+            f"{result.live.steps} draft steps"
+        )
+    yield from result.notes

@@ -162,7 +162,7 @@ def _truncated(left: Capture, reference: Capture, ours: Ints, theirs: Ints, same
     answer = reference.prompt_length
     if answer is None and reference.mask is not None and reference.mask.any() and not reference.mask.all():
         answer = int(np.argmax(reference.mask > 0))
-    if answer is not None and prompt < answer - 1 and same >= prompt - 1 and len(theirs) > prompt:
+    if answer is not None and prompt < answer - 1 and prompt - 1 <= same < min(answer - 1, len(theirs)):
         return "left"
     return None
 

@@ -64,9 +64,13 @@ def ordinary_rows(rows: RowMeasures) -> Bools:
 def outlier_rows(rows: RowMeasures, thresholds: Thresholds) -> Bools:
     """Rows that hold something else although the slot as a whole does not."""
     with np.errstate(invalid="ignore"):
-        far = (rows.rel_l2 > thresholds.row) & (
-            (rows.cosine_trimmed < thresholds.row_cosine) | (rows.cosine < thresholds.row_cosine)
-        )
+        turned = (rows.cosine_trimmed < thresholds.row_cosine) | (rows.cosine < thresholds.row_cosine)
+        far = turned & (rows.rel_l2 > thresholds.row)
+        # Massive channels hide a wrong row from the plain distance, but not from the trimmed cosine.
+        chord = np.sqrt(np.maximum(0.0, 2 - 2 * rows.cosine_trimmed))
+        ordinary = ordinary_rows(rows)
+        hidden = (rows.cosine_trimmed < thresholds.row_cosine) & (chord > 5 * median(chord[ordinary])) & ordinary
+    far |= hidden
     one_sided = (rows.zero_left != rows.zero_reference) | (rows.nan_left != rows.nan_reference)
     outliers: Bools = far | one_sided
     return outliers

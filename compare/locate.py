@@ -6,7 +6,7 @@ second best. Distances are medians over the sample's rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,6 +16,7 @@ from drafttrace.compare.sample import Sample, Stream
 from drafttrace.tracer.rows import Floats
 
 SHIFTS = (-2, -1, 0, 1, 2)
+_CLEARLY_UNMOVED = 0.3
 
 
 @dataclass(frozen=True)
@@ -152,21 +153,44 @@ def shift_scores(sample: Sample, left: Sequence[Stream], reference: Sequence[Str
     """Per row shift s: how well the reference rows moved by s are explained by some stream of the left side.
 
     The score is the mean over reference streams of the smallest centred angle: subtracting the mean row takes away
-    what all tokens share.
+    what all tokens share. Where no angle fits at any shift (a rotation), inner products between rows decide.
     """
     mine = [_centred(sample.read(stream)) for stream in left]
-    scores: dict[int, float] = {}
-    for shift in SHIFTS:
+    unmoved = {0: [_centred(sample.read(stream)) for stream in reference]}
+    scores = _best_means(unmoved, mine, lambda x, y: distance(x, y).angle)
+    if scores and scores[0] < _CLEARLY_UNMOVED:
+        return scores
+    others = {shift: [_centred(sample.read(stream, shift)) for stream in reference] for shift in SHIFTS}
+    by_angle = _best_means(others, mine, lambda x, y: distance(x, y).angle)
+    if not by_angle or min(by_angle.values()) < 0.9:
+        return by_angle
+    return _best_means(others, mine, gram_distance)
+
+
+def _best_means(
+    others: Mapping[int, Sequence[Floats]], mine: Sequence[Floats], measure: Callable[[Floats, Floats], float]
+) -> dict[int, float]:
+    scores = {}
+    for shift, held in others.items():
         best = []
-        for stream in reference:
-            other = _centred(sample.read(stream, shift))
-            angles = [distance(x, other).angle for x in mine if x.shape == other.shape]
-            finite = [a for a in angles if np.isfinite(a)]
+        for other in held:
+            values = [measure(x, other) for x in mine if x.shape == other.shape]
+            finite = [v for v in values if np.isfinite(v)]
             if finite:
                 best.append(min(finite))
         if best:
             scores[shift] = float(np.mean(best))
     return scores
+
+
+def gram_distance(x: Floats, y: Floats) -> float:
+    """How much the inner products of unit rows differ between x and y; the same for every rotation of either."""
+    good = np.isfinite(x).all(1) & np.isfinite(y).all(1) & x.any(1) & y.any(1)
+    if good.sum() < 4:
+        return float("nan")
+    a, b = (rows[good].astype(np.float64) for rows in (x, y))
+    a, b = a / np.linalg.norm(a, axis=1, keepdims=True), b / np.linalg.norm(b, axis=1, keepdims=True)
+    return float(np.linalg.norm(a @ a.T - b @ b.T) / max(1e-12, float(np.linalg.norm(b @ b.T - np.eye(len(b))))))
 
 
 def _centred(rows: Floats) -> Floats:

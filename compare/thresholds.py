@@ -19,8 +19,9 @@ class Thresholds:
     boundary, where that was measured: ``match`` then is the smaller of both, and ``noise`` is the relative one.
     noise_match / noise_limit: multiples of a recorded noise floor, which replace ``match`` and ``noise``.
     located: a boundary is the right one when its distance is below this part of the second best. scale: a fitted
-    factor further from 1 than this is a fault. row: one row further off than this, and with a cosine below
-    ``row_cosine``, holds something else. accept: a mean accept length below it is suspicious.
+    factor further from 1 than this is a fault. row_cosine: one row whose cosine without massive channels is below
+    it, and which is further off than ``row`` or far from all others, holds something else. accept: a mean accept
+    length below it is suspicious.
     """
 
     match: float = 0.05

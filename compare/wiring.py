@@ -110,7 +110,7 @@ def _reading(
             moved.append(i)
         else:
             wrong.append(i)
-    cost = (shift != 0) + 1.5 * permuted + (offset != 0) * (1 + 0.6 * (abs(offset) > 1))
+    cost = (shift != 0) + 1.1 * permuted + (offset != 0) * (1 + 0.6 * (abs(offset) > 1))
     cost += 1.0 * len(moved) + 1.1 * len(wrong) + 0.6 * free
     if (shift or permuted or offset) and proven < 2:
         cost += 2.0  # one agreeing slot proves no pattern

@@ -260,9 +260,8 @@ def _quantized(facts: Facts) -> Iterator[Finding]:
     assert facts.reference is not None
     coarse = {DType.FP8_E4M3, DType.FP8_E5M2}
     kinds = {s.rows.dtype for c in (facts.left, facts.reference) for s in c.slots} & coarse
-    odd = {f.index for f in (*facts.left_streams, *facts.reference_streams) if f.explanation is not None}
-    slots = [s.slot for s in facts.slots if s.rel_l2.p50 > 0.01 and s.slot not in odd and s.rel_l2.p50 < 0.35]
-    if not kinds or not slots or (facts.reading is not None and not facts.reading.same):
+    slots = [index for index in range(len(facts.slots)) if kinds and _plain_distance(facts, index) > 0.01]
+    if not slots:
         return
     kind = sorted(kinds)[0]
     yield finding(
@@ -270,7 +269,19 @@ def _quantized(facts: Facts) -> Iterator[Finding]:
         f"The small, unstructured differences in {name_slots(slots)} are what storing in {kind} costs.",
         slots=slots,
         confidence=0.9,
-        evidence={"dtype": kind, "rel_l2": {str(s.slot): s.rel_l2.p50 for s in facts.slots}},
+        evidence={"dtype": kind, "rel_l2": {str(i): _plain_distance(facts, i) for i in slots}},
         remedy="Nothing to fix. Store the dump in bf16 to compare more closely.",
         severity=NOTE,
     )
+
+
+def _plain_distance(facts: Facts, index: int) -> float:
+    """How far a slot that is no transformed state is from where it belongs; 0 where that is not known."""
+    streams = [s for s in (*facts.left_streams, *facts.reference_streams) if s.index == index]
+    if any(s.explanation is not None or s.broken for s in streams):
+        return 0.0
+    places = [s.located.by_value.distance for s in streams if s.located is not None and s.located.by_value.found]
+    if places:
+        return max(places)
+    level = facts.slots[index].rel_l2.p50
+    return level if level < 0.35 else 0.0

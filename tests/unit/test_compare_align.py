@@ -74,7 +74,10 @@ def test_truncation_inside_the_prompt_is_told() -> None:
     assert plan(served(WORLD, (2, 3, 4), prompt=40), short).truncated == "reference"
     mask = np.zeros(40, np.int64)
     mask[30:] = 1
-    assert plan(served(WORLD, (2, 3, 4), prompt=20), replace(dump, mask=mask)).truncated == "left"
+    own = np.concatenate([WORLD.tokens[:20], np.arange(20) + 500])
+    left = served(replace(WORLD, tokens=own), (2, 3, 4), prompt=20)
+    assert plan(left, replace(dump, mask=mask)).truncated == "left"
+    assert plan(served(WORLD, (2, 3, 4), prompt=20), replace(dump, mask=mask)).truncated is None
 
 
 @settings(max_examples=60, deadline=None)

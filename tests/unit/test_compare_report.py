@@ -1,0 +1,117 @@
+"""Terminal and Markdown reports: verdict first, narrow terminals, hostile token text, the size limit."""
+
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import replace
+
+import pytest
+from compare_world import dumped, make_world, served
+from rich.console import Console
+
+from drafttrace.compare import report_markdown, report_terminal
+from drafttrace.compare.diff import diff
+from drafttrace.compare.result import Result
+from drafttrace.compare.wording import cosine, number
+
+WORLD = make_world(layers=61, tokens=40)
+ABOUT = {"rule": "plus_one_if_first_is_one", "model_class": "DeepseekV3ForCausalLM", "sglang_version": "0.5.23"}
+HOSTILE = "</details><script>alert(1)</script>|`\n@someone #1 ~~~ [x](http://e) \x1b[31m"
+
+
+def incident(text: str = HOSTILE) -> Result:
+    left = served(WORLD, (2, 30, 58), prompt=30, about=ABOUT)
+    dump = dumped(WORLD.noisy(0.02), (0, 3, 31), last=59, last_declared=59)
+    return diff(left, dump, decode=lambda token: f"{token}{text}")
+
+
+INCIDENT = incident()
+
+
+def terminal(found: Result, width: int, color: bool = False) -> str:
+    out = io.StringIO()
+    report_terminal.render(found, Console(file=out, width=width, force_terminal=color, highlight=False))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 96, 120, 200])
+def test_the_terminal_report_fits_any_width_and_says_the_cause_first(width: int) -> None:
+    text = terminal(INCIDENT, width)
+    assert all(len(line) <= width for line in text.splitlines())
+    assert text.startswith("MISMATCH")
+    flat = " ".join(text.split())
+    assert flat.index("slot-shift") < flat.index("boundary-offset")
+    assert "[0, 3, 31]" in flat
+
+
+def test_piped_output_has_no_escapes_and_a_terminal_has() -> None:
+    assert "\x1b" not in terminal(INCIDENT, 100)
+    assert "\x1b[" in terminal(INCIDENT, 100, color=True)
+
+
+def test_the_table_shows_numbers_beside_what_they_are_judged_against() -> None:
+    text = terminal(INCIDENT, 140)
+    header = next(line for line in text.splitlines() if line.startswith("slot"))
+    names = "slot left reference cosine trimmed rel L2 limit norm L norm R ratio verdict"
+    assert header.split() == names.split()
+    assert re.search(r"aux/0 = B2 +hidden_states\[0\] = B0 .* 0\.0500 .*MISMATCH", text)
+
+
+def test_one_trace_and_no_overlap_can_be_shown() -> None:
+    for found in (diff(served(WORLD, (2, 30, 58)), None), diff(served(WORLD, (2, 30, 58)), _other())):
+        assert terminal(found, 80)
+        assert report_markdown.render(found).startswith("## drafttrace:")
+
+
+def _other():  # type: ignore[no-untyped-def]
+    dump = dumped(WORLD, (0, 3, 31))
+    return replace(dump, tokens=dump.tokens + 5000)
+
+
+def test_markdown_says_verdict_cause_and_fix_before_any_number() -> None:
+    text = report_markdown.render(INCIDENT)
+    head = text[: text.index("| slot |")]
+    assert head.startswith("## drafttrace: ❌ MISMATCH\n")
+    assert head.index("slot-shift") < head.index("boundary-offset")
+    assert '"eagle_aux_hidden_state_layer_ids": [0, 3, 31]' in head
+    assert text.count("<details>") == text.count("</details>") >= 5
+
+
+def test_token_text_cannot_inject_markup() -> None:
+    text = report_markdown.render(INCIDENT)
+    assert "<script" not in text and "\x1b" not in text
+    assert "@someone" not in text
+    outside = re.sub(r"~~~json\n.*?\n~~~", "", text, flags=re.S)
+    tags = set(re.findall(r"<[^>]*>", outside))
+    assert tags <= {"<details>", "</details>", "<summary>", "</summary>"}
+    rows = [line for line in outside.splitlines() if "script" in line]
+    assert len(rows) >= 12 and {row.count("|") for row in rows} == {8}
+
+
+def test_a_path_cannot_inject_markup() -> None:
+    found = replace(INCIDENT, left=replace(INCIDENT.left, path="<img src=x onerror=alert(1)>~~~\n</details>"))
+    text = report_markdown.render(found)
+    assert "\n</details>\n~~~" not in text
+    blocks = re.findall(r"~~~json\n(.*?)\n~~~\n", text, flags=re.S)
+    assert any("<img" in block for block in blocks)
+    assert "<img" not in re.sub(r"~~~json\n.*?\n~~~\n", "", text, flags=re.S)
+
+
+def test_the_report_stays_under_the_limit_of_bug_trackers() -> None:
+    huge = replace(
+        INCIDENT,
+        environment={f"variable {i}": "x" * 500 for i in range(500)},
+        configs={f"config {i}": {"y" * 100: list(range(200))} for i in range(300)},
+        findings=INCIDENT.findings * 30,
+    )
+    text = report_markdown.render(huge)
+    assert len(text) < report_markdown.LIMIT
+    assert text.count("<details>") == text.count("</details>")
+    assert "slot-shift" in text
+
+
+def test_numbers_are_short_and_keep_the_digits_that_matter() -> None:
+    assert number(float("nan")) == number(None) == "-"
+    assert number(25_000.0) == "2.5e+04" and number(0.0003) == "3.0e-04" and number(0.03127) == "0.0313"
+    assert cosine(0.99991234) == "0.999912" and cosine(0.98) == "0.9800" and cosine(1.0) == "1.0000"

@@ -286,7 +286,8 @@ def _json_rows(path: Path, value: Any) -> Tensor:
     blocks: list[Any] = []
     try:
         for entry in value:
-            block = np.asarray(entry, np.float32)
+            with np.errstate(over="ignore"):  # a number beyond float32 becomes infinity, and is counted as such
+                block = np.asarray(entry, np.float32)
             blocks.append(block[None] if block.ndim == 1 else block)
         matrix = np.concatenate(blocks)
     except (ValueError, TypeError):

@@ -213,6 +213,25 @@ def _read_fork(document: Document, _inner: int, request: Request) -> Capture:
     return _sample(document, "SF-MTP-FORK", reason, tokens, [], name, request, last)
 
 
+# --- an online sample, where the names mean the opposite -----------------------------------------------------
+
+
+def _detect_online(document: Document, _request: Request) -> str | None:
+    if not {"hidden_state", "target", "attention_mask"} <= document.keys:
+        return None
+    return "a dict with hidden_state, target and attention_mask" if document.tensor("target") is not None else None
+
+
+def _read_online(document: Document, _inner: int, request: Request) -> Capture:
+    path = document.path
+    tokens = build.token_ids(build.field(document, "input_ids"), "input_ids", path)
+    state = build.rows(build.field(document, "target"), "target", path)
+    parts = build.side_by_side(build.field(document, "hidden_state"), "hidden_state", path, request, state.width)
+    last = build.last_state("target", state, Norm.POST, _POST)
+    why = build.recognised(_detect_online, document, request)
+    return _sample(document, "SF-ONLINE", why, tokens, parts, "hidden_state", request, last)
+
+
 # --- DFlash, Domino, DSpark ----------------------------------------------------------------------------------
 
 
@@ -258,5 +277,6 @@ register(Layout("SF-D5DE56F7", "SpecForge at the broken commit d5de56f7 (logits)
 register(Layout("SF-35504D45", "SpecForge at the broken commit 35504d45 (aux as last)", _detect_three, _read_three))
 register(Layout("SF-LAST", "SpecForge v0.1 without aux states", _detect_last_only, _read_last_only))
 register(Layout("SF-MTP-FORK", "MTP fork of SpecForge", _detect_fork, _read_fork))
+register(Layout("SF-ONLINE", "SpecForge online sample, dumped by its feature store", _detect_online, _read_online))
 register(Layout("SF-DFLASH", "SpecForge DFlash or Domino", _detect_dflash, _read_dflash))
 register(Layout("SF-DSPARK", "SpecForge DSpark", _detect_dspark, _read_dspark))

@@ -69,7 +69,7 @@ def outlier_rows(rows: RowMeasures, thresholds: Thresholds) -> Bools:
         # Massive channels hide a wrong row from the plain distance, but not from the trimmed cosine.
         chord = np.sqrt(np.maximum(0.0, 2 - 2 * rows.cosine_trimmed))
         ordinary = ordinary_rows(rows)
-        hidden = (rows.cosine_trimmed < thresholds.row_cosine) & (chord > 5 * median(chord[ordinary])) & ordinary
+        hidden = (rows.cosine_trimmed < thresholds.row_hidden) & (chord > 5 * median(chord[ordinary])) & ordinary
     far |= hidden
     one_sided = (rows.zero_left != rows.zero_reference) | (rows.nan_left != rows.nan_reference)
     outliers: Bools = far | one_sided

@@ -19,9 +19,10 @@ class Thresholds:
     boundary, where that was measured: ``match`` then is the smaller of both, and ``noise`` is the relative one.
     noise_match / noise_limit: multiples of a recorded noise floor, which replace ``match`` and ``noise``.
     located: a boundary is the right one when its distance is below this part of the second best. scale: a fitted
-    factor further from 1 than this is a fault. row_cosine: one row whose cosine without massive channels is below
-    it, and which is further off than ``row`` or far from all others, holds something else. accept: a mean accept
-    length below it is suspicious.
+    factor further from 1 than this is a fault. row / row_cosine: one row that is further off than ``row`` and has
+    a cosine below ``row_cosine`` holds something else; so does one whose cosine without massive channels alone is
+    below row_hidden (a router that sent one token elsewhere stays above). accept: a mean accept length below it is
+    suspicious.
     """
 
     match: float = 0.05
@@ -34,6 +35,7 @@ class Thresholds:
     scale: float = 0.01
     row: float = 0.5
     row_cosine: float = 0.85
+    row_hidden: float = 0.5
     accept: float = 1.3
 
     def replaced(self, settings: Sequence[str]) -> Thresholds:

@@ -22,6 +22,7 @@ from drafttrace.tracer.trace.reader import read_trace
 
 KILLED = 77
 REFUSED = 78
+FULL = "the disk is full"
 
 
 def capacity(turn: int) -> int:
@@ -36,11 +37,15 @@ def write(path: Path, progress: mmap.mmap) -> None:
     """The sample; ``progress`` counts: 1 the writer is open, 1 + k after k flushes, 9 finished."""
     writer = open_writer(path, prompt=TOKENS[:PROMPT])
     progress[0] = 1
-    for index in range(ROUNDS + 1):
-        writer.append_target(*target_frame(index))
-        writer.append_draft(*draft_frame(index))
-        writer.flush()
-        progress[0] += 1
+    try:
+        for index in range(ROUNDS + 1):
+            writer.append_target(*target_frame(index))
+            writer.append_draft(*draft_frame(index))
+            writer.flush()
+            progress[0] += 1
+    except OSError:
+        writer.finish(complete=False, tokens=TOKENS, about={"request": {"text": "y" * 5000}}, reason=FULL)
+        raise
     writer.finish(complete=True, tokens=TOKENS, about={"request": {"text": "x" * 5000}})
     progress[0] = 9
 
@@ -106,6 +111,8 @@ def main(folder: Path, library: str, full: bool) -> None:
             problems.append(f"turn {turn}: the child ended with {code}")
         seen.add(progress[0])
         problem = check(path, progress[0]) if path.exists() else None
+        if code == REFUSED and progress[0] and FULL not in read_trace(path).notes[0]:
+            problem = "the reason is not in the trace"
         if problem:
             problems.append(f"turn {turn}, progress {progress[0]}: {problem}")
         path.unlink(missing_ok=True)

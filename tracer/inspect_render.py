@@ -45,7 +45,9 @@ def render(found: Inspection, console: Console) -> None:
     for source in dict.fromkeys(state.source for state in found.states):
         line("source", source)
     for check in found.checks:
-        colour = {"confirmed": "green", "refuted": "red", "found": "yellow"}.get(check.verdict, "dim")
+        colour = {"confirmed": "green", "consistent": "green", "refuted": "red", "found": "yellow"}.get(
+            check.verdict, "dim"
+        )
         console.print(f"[{colour}]{check.verdict:<11}[/{colour}] {escape(printable(check.summary))}")
     for probe in found.probes:
         if probe["fired"] != probe["expected"] or probe["dropped"]:

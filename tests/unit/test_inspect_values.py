@@ -1,0 +1,166 @@
+"""Checks by value, on the trained tiny pair: what a dump is must not depend on what it says of itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from drafttrace.tracer.errors import UnreadableFile
+from drafttrace.tracer.inspecting import Inspection, inspect_capture
+from drafttrace.tracer.open import open_capture
+from drafttrace.tracer.target_weights import TargetWeights
+
+ROOT = Path(__file__).resolve().parents[2]
+PAIR = ROOT / "pairs/tiny-llama"
+TARGET = PAIR / "target"
+N = 16
+
+
+class Sample:
+    """One sample of the tiny pair's dump, in pieces that a test can put together wrongly."""
+
+    def __init__(self) -> None:
+        capture = open_capture(f"{PAIR / 'dump'}#0")
+        assert capture.last is not None
+        assert capture.mask is not None
+        self.tokens = torch.from_numpy(capture.tokens)
+        self.mask = torch.from_numpy(capture.mask)
+        self.b2, self.b8, self.b13 = (self.tensor(slot.rows.floats()) for slot in capture.slots)
+        self.last_pre = self.tensor(capture.last.rows.floats())
+        weights = TargetWeights(TARGET)
+        self.embedding = self.tensor(weights.embedding(capture.tokens))
+        self.last_post = self.tensor(weights.final_norm(capture.last.rows.floats()))
+
+    @staticmethod
+    def tensor(values: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(values).to(torch.bfloat16)
+
+
+@pytest.fixture(scope="module")
+def sample() -> Sample:
+    return Sample()
+
+
+def v1(folder: Path, sample: Sample, states: list[torch.Tensor], ids: list[int], **changed: Any) -> Inspection:
+    """A speculators v1 dump of these states, with these O ids, looked at."""
+    (folder / "data_config.json").write_text(json.dumps({"hidden_states": {"layer_ids": ids}}))
+    value = {"input_ids": sample.tokens, "loss_mask": sample.mask, "hidden_states": states} | changed
+    torch.save(value, folder / "data_0.pt")
+    return inspect_capture(str(folder), target=TARGET)
+
+
+def verdicts(found: Inspection) -> dict[tuple[str, str], str]:
+    return {(check.id, check.subject): check.verdict for check in found.checks}
+
+
+def test_a_right_dump_has_nothing_against_it(sample: Sample, tmp_path: Path) -> None:
+    found = v1(tmp_path, sample, [sample.b2, sample.b8, sample.b13, sample.last_pre], [1, 7, 12, 15])
+    assert verdicts(found) == {
+        ("last-norm", "hidden_states[3]"): "confirmed",
+        ("last-is-last", "hidden_states[3]"): "consistent",
+        ("token-shift", "hidden_states[3]"): "confirmed",
+    }
+    assert found.problems == ()
+    assert [state.probably for state in found.states[:3]] == ["B2 (declared)", "B8 (declared)", "B13 (declared)"]
+
+
+def test_the_motivating_fault(sample: Sample, tmp_path: Path) -> None:
+    """[embed, B2, B8, B13] declared as [B2, B8, B13, B16]: fc gets the embedding and 'last' is an inner layer."""
+    found = v1(tmp_path, sample, [sample.embedding, sample.b2, sample.b8, sample.b13], [1, 7, 12, 15])
+    told = verdicts(found)
+    assert told["embedding", "hidden_states[0]"] == "found"
+    assert any(
+        "hidden_states[0] is B0, the embedding, though it is declared B2." in line for line in found.problems
+    )
+    assert found.states[0].probably.startswith("B0, the embedding")
+
+
+def test_an_embedding_that_is_declared_is_confirmed(sample: Sample, tmp_path: Path) -> None:
+    found = v1(tmp_path, sample, [sample.embedding, sample.b2, sample.b8, sample.last_pre], [-1, 1, 7, 15])
+    assert verdicts(found)["embedding", "hidden_states[0]"] == "confirmed"
+    assert found.problems == ()
+
+
+def test_a_declared_embedding_that_is_none_is_refuted(sample: Sample, tmp_path: Path) -> None:
+    found = v1(tmp_path, sample, [sample.b2, sample.b8, sample.b13, sample.last_pre], [-1, 7, 12, 15])
+    assert verdicts(found)["embedding", "hidden_states[0]"] == "refuted"
+
+
+def test_an_inner_layer_is_no_last_state(sample: Sample, tmp_path: Path) -> None:
+    found = v1(tmp_path, sample, [sample.b2, sample.b8, sample.b13, sample.b2], [1, 7, 12, 15])
+    assert verdicts(found)["last-is-last", "hidden_states[3]"] == "refuted"
+    assert any("no last state: hidden_states[2] predicts the next token better" in line for line in found.problems)
+    alone = v1(tmp_path, sample, [sample.b2, sample.b2, sample.b2, sample.b2], [1, 7, 12, 15])
+    assert verdicts(alone)["last-is-last", "hidden_states[3]"] == "refuted"
+    assert any("guessing makes 6.93" in line for line in alone.problems)
+
+
+def test_a_normed_last_state_where_the_format_says_pre(sample: Sample, tmp_path: Path) -> None:
+    found = v1(tmp_path, sample, [sample.b2, sample.b8, sample.b13, sample.last_post], [1, 7, 12, 15])
+    told = verdicts(found)
+    assert told["last-norm", "hidden_states[3]"] == "refuted"
+    assert told["last-is-last", "hidden_states[3]"] == "consistent"
+
+
+@pytest.mark.parametrize(("norm", "words"), [("pre", "before"), ("post", "after")])
+def test_the_norm_that_a_file_does_not_tell_is_found(norm: str, words: str, sample: Sample, tmp_path: Path) -> None:
+    """Model-Optimizer: three backends, two norms, one layout."""
+    value = {"input_ids": sample.tokens, "loss_mask": sample.mask, "conversation_id": "x",
+             "hidden_states": sample.last_pre if norm == "pre" else sample.last_post,
+             "aux_hidden_states": torch.cat([sample.b2, sample.b8, sample.b13], -1)}  # fmt: skip
+    torch.save(value, tmp_path / "x.pt")
+    found = inspect_capture(str(tmp_path / "x.pt"), target=TARGET)
+    check = next(check for check in found.checks if check.id == "last-norm")
+    assert check.verdict == "found"
+    assert f"stands {words} the final norm" in check.summary
+    assert check.evidence["found"] == norm
+
+
+@pytest.mark.parametrize("shift", [-1, 1])
+def test_shifted_ids(shift: int, sample: Sample, tmp_path: Path) -> None:
+    shifted = torch.roll(sample.tokens, -shift)
+    states = [sample.b2, sample.b8, sample.b13, sample.last_pre]
+    found = v1(tmp_path, sample, states, [1, 7, 12, 15], input_ids=shifted)
+    check = next(check for check in found.checks if check.id == "token-shift")
+    assert check.verdict == "refuted"
+    assert f"shifted by {-shift:+d}" in check.summary
+
+
+def test_an_embedding_slot_with_shifted_ids(sample: Sample, tmp_path: Path) -> None:
+    states = [sample.embedding, sample.b2, sample.b8, sample.last_pre]
+    found = v1(tmp_path, sample, states, [-1, 1, 7, 15], input_ids=torch.roll(sample.tokens, -1))
+    check = next(check for check in found.checks if check.id == "embedding")
+    assert "the embedding of the token at t-1" in check.summary
+
+
+def test_text_of_the_tokens(sample: Sample, tmp_path: Path) -> None:
+    found = v1(tmp_path, sample, [sample.b2, sample.b8, sample.b13, sample.last_pre], [1, 7, 12, 15])
+    assert found.text is not None
+    assert found.text.startswith("<|begin|><|user|>")
+
+
+def test_another_target(sample: Sample, tmp_path: Path) -> None:
+    wide = torch.cat([sample.b2, sample.b2], -1)
+    found = v1(tmp_path, sample, [wide, wide, wide, wide], [1, 7, 12, 15])
+    assert verdicts(found)["hidden-size", "hidden_states[0]"] == "refuted"
+    with pytest.raises(UnreadableFile, match=r"no config\.json"):
+        inspect_capture(str(tmp_path), target=tmp_path)
+
+
+def test_no_torch_for_safetensors(tmp_path: Path) -> None:
+    """Looking at a safetensors dump, the target's weights included, imports neither torch nor transformers."""
+    import subprocess
+    import sys
+
+    program = (
+        "import sys; from pathlib import Path; from drafttrace.tracer.inspecting import inspect_capture;"
+        f"inspect_capture({str(PAIR / 'dump') + '#1'!r}, target=Path({str(TARGET)!r}));"
+        "assert not {'torch', 'transformers', 'sglang'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

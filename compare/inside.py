@@ -180,9 +180,10 @@ def _is_norm(slot: FcSlot) -> bool:
 def _seams(table: RowTable) -> tuple[Seam, ...]:
     seams = []
     for number in np.unique(table.round):
-        here = table.round == number
-        extend = here & np.isin(table.phase, _EXTEND) & (table.accepted != Accepted.REJECTED)
-        decode = here & (table.phase == Phase.DRAFT_DECODE)
+        # A round is draft, verify, extend: its draft steps continue the extend of the round before (-1: prefill).
+        before = table.round == number - 1
+        extend = before & np.isin(table.phase, _EXTEND) & (table.accepted != Accepted.REJECTED)
+        decode = (table.round == number) & (table.phase == Phase.DRAFT_DECODE)
         if not extend.any() or not decode.any():
             continue
         order = np.argsort(table.step[decode], kind="stable")

@@ -8,13 +8,16 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from drafttrace.tracer import output
 from drafttrace.tracer.client import Client, Generated, Health, Prompt, Sampling, move_into_place
 from drafttrace.tracer.errors import DrafttraceError, OutputExists, ServerProblem
+
+if TYPE_CHECKING:
+    from drafttrace.tracer.capture import Capture
 
 
 @dataclass(frozen=True)
@@ -87,13 +90,34 @@ def _read_text(path: Path, what: str) -> str:
         ) from None
 
 
-def prompt_of_dump(spec: str) -> Prompt:
-    """The dump's own token ids, so that both sides hold the same prompt."""
+def answer_start(capture: Capture) -> int | None:
+    """Where the last answer of a training sample begins: the start of the last run of the loss mask.
+
+    None where the file keeps no mask, or the mask does not end in an answer that follows a prompt.
+    """
+    length = capture.valid_length or len(capture.tokens)
+    if capture.mask is None or length == 0:
+        return None
+    mask = [bool(value) for value in capture.mask[:length]]
+    stop = next((i for i in range(length - 1, -1, -1) if mask[i]), None)
+    if stop is None:
+        return None
+    start = next((i + 1 for i in range(stop, -1, -1) if not mask[i]), 0)
+    return start or None
+
+
+def prompt_of_dump(spec: str, *, whole: bool = False) -> Prompt:
+    """The dump's own token ids, so that both sides hold the same prompt.
+
+    The server is left to write the last answer itself: after a finished answer comes nothing that a model was trained
+    on, and its accept length there would say nothing. ``whole`` sends the answer, too.
+    """
     from drafttrace.tracer.open import open_capture
 
     capture = open_capture(spec)
     length = capture.valid_length or len(capture.tokens)
-    ids = tuple(int(token) for token in capture.tokens[:length])
+    cut = None if whole else answer_start(capture)
+    ids = tuple(int(token) for token in capture.tokens[: cut or length])
     if any(token < 0 for token in ids):
         where = next(i for i, token in enumerate(ids) if token < 0)
         raise DrafttraceError(
@@ -237,6 +261,12 @@ def record(
         str | None,
         typer.Option("--from-dump", metavar="FILE[#i]", help="A training dump: its own token ids are sent."),
     ] = None,
+    whole: Annotated[
+        bool,
+        typer.Option(
+            "--whole", help="With --from-dump: send the sample's last answer, too, as part of the prompt."
+        ),
+    ] = False,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate.")] = 64,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
     boundaries: Annotated[
@@ -276,7 +306,7 @@ def record(
     elif input_ids is not None:
         source = Prompt(input_ids=read_ids(input_ids))
     else:
-        source = prompt_of_dump(str(from_dump))
+        source = prompt_of_dump(str(from_dump), whole=whole)
     recorded = record_one(
         Client(url, api_key=api_key),
         source,

@@ -15,6 +15,7 @@ from drafttrace.tracer.commands import doctor as doctor_command
 from drafttrace.tracer.commands import inspect as inspect_command
 from drafttrace.tracer.commands import record as record_command
 from drafttrace.tracer.commands import reference as reference_command
+from drafttrace.tracer.commands import replay as replay_command
 from drafttrace.tracer.commands import report as report_command
 from drafttrace.tracer.commands import serve as serve_command
 from drafttrace.tracer.errors import DrafttraceError
@@ -32,6 +33,7 @@ record_command.add_to(app)
 inspect_command.add_to(app)
 diff_command.add_to(app)
 check_command.add_to(app)
+replay_command.add_to(app)
 report_command.add_to(app)
 reference_command.add_to(app)
 convert_command.add_to(app)

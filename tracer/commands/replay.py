@@ -1,0 +1,94 @@
+"""``drafttrace replay``: the draft's own forward in plain torch, on stored hidden states."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from drafttrace.tracer import output
+from drafttrace.tracer.boundary import parse_wiring
+from drafttrace.tracer.errors import DrafttraceError
+
+if TYPE_CHECKING:
+    from drafttrace.tracer.capture import Capture
+
+
+def _captures(spec: str, *, every: bool) -> list[Capture]:
+    from drafttrace.tracer.open import open_capture, open_numbered
+
+    if not every:
+        return [open_capture(spec)]
+    first, count = open_numbered(spec)
+    return [first if number == 0 else open_capture(spec, sample=number) for number in range(count)]
+
+
+def _wirings(texts: list[str]) -> list[tuple[int, ...]]:
+    found = []
+    for text in texts:
+        try:
+            found.append(parse_wiring(text))
+        except ValueError as error:
+            raise DrafttraceError(f"The wiring '{text}' cannot be read: {error}.") from None
+    return found
+
+
+def replay(
+    capture: Annotated[str, typer.Argument(metavar="CAPTURE", help="A trace or dump (PATH or PATH#i).")],
+    draft: Annotated[Path, typer.Option("--draft", help="Folder of the draft.", show_default=False)],
+    target: Annotated[Path, typer.Option("--target", help="Folder of the target.", show_default=False)],
+    every: Annotated[bool, typer.Option("--all", help="All samples of CAPTURE, not one.")] = False,
+    wiring: Annotated[
+        list[str] | None,
+        typer.Option("--wiring", metavar="B0,B3,B31", help="Compare this wiring, too. Repeatable."),
+    ] = None,
+    search: Annotated[
+        bool, typer.Option("--search", help="Rank all ordered wirings over the boundaries that are there.")
+    ] = False,
+    switches: Annotated[
+        bool,
+        typer.Option(
+            "--switches/--no-switches", help="Try norm, recurrence and vocabulary switches the other way."
+        ),
+    ] = True,
+    steps: Annotated[int | None, typer.Option(min=1, help="Draft steps (default: the trace's, else 3).")] = None,
+    sglang_version: Annotated[
+        str | None, typer.Option("--sglang-version", help="Compare with what this release would serve.")
+    ] = None,
+    ignore: Annotated[
+        list[str] | None, typer.Option("--ignore", help="Ignore this unknown config switch. Repeatable.")
+    ] = None,
+    markdown: Annotated[Path | None, typer.Option("--md", help="A report to paste into an issue.")] = None,
+    json_out: Annotated[str | None, typer.Option("--json", metavar="FILE|-", help="The machine form.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+) -> None:
+    """Run the draft by itself: accuracy and accept length for every wiring, and where live and replay part.
+
+    drafttrace replay trace.h5 --draft ./draft --target ./target --search
+    """
+    from drafttrace.compare.replay import render
+    from drafttrace.compare.replay.run import replay as run
+
+    captures = _captures(capture, every=every)
+    with output.status("the draft runs", quiet=quiet):
+        found = run(
+            captures,
+            draft,
+            target,
+            wirings=_wirings(wiring or []),
+            search_wirings=search,
+            switches=switches,
+            steps=steps,
+            sglang_version=sglang_version,
+            ignore_switches=ignore or (),
+        )
+    if markdown is not None:
+        output.write_text(markdown, render.markdown(found))
+    output.emit(json_out, found.to_json, lambda: render.terminal(found, output.console()), quiet=quiet)
+    raise typer.Exit(found.exit_code)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the command."""
+    app.command(rich_help_panel="Find the cause")(replay)

@@ -111,9 +111,9 @@ def _terminal(block: Block) -> Iterator[RenderableType]:
         yield from (Padding(Text(line, style="dim"), (0, 0, 0, 2)) for line in block.lines)
     elif isinstance(block, Grid):
         yield Text()
-        table = Table(box=None, pad_edge=False, header_style="bold", title=block.title, title_justify="left")
+        table = Table(box=None, pad_edge=False, header_style="bold", title=Text(block.title), title_justify="left")
         for i, header in enumerate(block.headers):
-            table.add_column(header, justify="right" if i in block.right else "left", overflow="fold")
+            table.add_column(Text(header), justify="right" if i in block.right else "left", overflow="fold")
         for number, row in enumerate(block.rows):
             table.add_row(*(Text(cell, style="bold" if number in block.bold else "") for cell in row))
         yield table

@@ -172,7 +172,11 @@ def _remarks(result: ReplayResult) -> Iterator[str]:
         yield "as trained, not as served: " + ", ".join(changed)
     if result.search is not None:
         found = result.search
-        tail = f", {found.margin:.1%} before {found.runner_up}" if found.runner_up is not None else ""
+        tail = (
+            f", {found.margin:+.1%} and {found.nll_margin:.2f} nats before {found.runner_up}"
+            if found.runner_up is not None
+            else ""
+        )
         yield f"search ({found.method}): {found.tried} of {found.possible} ordered wirings tried, best {found.winner}{tail}"
     if result.live is not None and result.live.observed is not None:
         yield (

@@ -41,7 +41,8 @@ class VariantRow:
 
 @dataclass(frozen=True)
 class SearchInfo:
-    """How the search went: ordered wirings tried of those possible, and the margin of the winner in top-1."""
+    """How the search went: ordered wirings tried of those possible, and the margin of the winner over the runner-up in
+    top-1 and in loss (positive: the winner's is lower)."""
 
     method: str
     tried: int
@@ -49,6 +50,7 @@ class SearchInfo:
     winner: str
     runner_up: str | None
     margin: float
+    nll_margin: float
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from drafttrace.compare.replay.findings import (
     coverage_findings,
     live_findings,
     served_switch_findings,
+    significant,
     variant_findings,
     wiring_findings,
 )
@@ -70,7 +71,7 @@ def replay(
     subject, notes, _ = gather(target_dir, draft_dir, version=sglang_version)
     with torch.inference_mode(), _threads(subject.draft.hidden_size):
         bench = _open(subject, given, count, ignore_switches, search_wirings)
-        notes += [remark for text in bench.texts for remark in text.notes]
+        notes += [remark for text in bench.texts for remark in text.notes] + _undeclared(bench.captures)
         plan = _wirings(subject, bench, wirings)
         made = _Maker(subject, bench, plan, progress)
         made.score_named()
@@ -131,6 +132,17 @@ def _open(
     for text in (*whole, *texts):
         _check_widths(text, replayer)
     return _Bench(replayer, texts, whole[0], tuple(captures), steps, trained, served_switches(subject, trained))
+
+
+def _undeclared(captures: Sequence[Capture]) -> list[str]:
+    """That a file does not name its slots' boundaries, which keeps the server's wiring from being compared."""
+    found = [slot for capture in captures for slot in capture.slots if slot.boundary is None]
+    if not found:
+        return []
+    return [
+        f"the file does not say which boundaries its slots are ({found[0].source}): they are called slot0, slot1, … "
+        "and the server's wiring cannot be found among them; name the layer ids of the dump to compare it"
+    ]
 
 
 def _check_widths(text: Text, replayer: Replayer) -> None:
@@ -243,8 +255,22 @@ class _Maker:
 
     def reference(self) -> Wiring | None:
         """The wiring that works best."""
-        known = [wiring for wiring in self._scores if np.isfinite(self._scores[wiring].top1)]
-        return max(known, key=lambda w: (self._scores[w].top1, -self._scores[w].nll), default=None)
+        return next(iter(self._order(self._scores)), None)
+
+    def _order(self, wirings: Iterable[Wiring]) -> list[Wiring]:
+        """Best first by top-1; among those that chance cannot tell from the best, by the loss of the next token,
+        which uses every row's probabilities and not only their order."""
+        known = [w for w in wirings if np.isfinite(self._scores[w].top1)]
+        if not known:
+            return []
+        top = max(known, key=lambda w: self._scores[w].top1)
+        best = self._scores[top]
+        alike = [w for w in known if not significant(best.top1, self._scores[w].top1, best.rows)]
+        rest = [w for w in known if w not in alike]
+        return [
+            *sorted(alike, key=lambda w: self._scores[w].nll),
+            *sorted(rest, key=lambda w: (-self._scores[w].top1, self._scores[w].nll)),
+        ]
 
     def try_switches(self) -> None:
         wiring = self.reference()
@@ -295,8 +321,7 @@ class _Maker:
         return float("nan") if wiring is None else 1.0 - self._scores[wiring].steps[0].coverage
 
     def _rows(self) -> Iterator[WiringRow]:
-        order = sorted(self._scores, key=lambda w: (-np.nan_to_num(self._scores[w].top1), self._scores[w].nll))
-        for wiring in order:
+        for wiring in self._order(self._scores):
             yield WiringRow(keys_name(wiring), tuple(self._plan[wiring]), self._scores[wiring])
         for wiring, sources in self._plan.items():
             if wiring not in self._scores:
@@ -306,11 +331,12 @@ class _Maker:
     def _search_info(self) -> SearchInfo | None:
         if self._search is None:
             return None
-        order = sorted(
-            (w for w in self._search.wirings[:_RESCORED]),
-            key=lambda w: (-self._scores[w].top1, self._scores[w].nll),
-        )
-        margin = self._scores[order[0]].top1 - self._scores[order[1]].top1 if len(order) > 1 else float("nan")
+        order = self._order(self._search.wirings[:_RESCORED])
+        if not order:
+            return None
+        scores = [self._scores[w] for w in order[:2]]
+        margin = scores[0].top1 - scores[1].top1 if len(scores) > 1 else float("nan")
+        nll_margin = scores[1].nll - scores[0].nll if len(scores) > 1 else float("nan")
         return SearchInfo(
             method=self._search.method,
             tried=self._search.tried,
@@ -318,6 +344,7 @@ class _Maker:
             winner=keys_name(order[0]),
             runner_up=keys_name(order[1]) if len(order) > 1 else None,
             margin=margin,
+            nll_margin=nll_margin,
         )
 
     def result(self, target: Path, draft: Path, notes: Sequence[str], seconds: float) -> ReplayResult:

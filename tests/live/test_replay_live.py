@@ -1,0 +1,77 @@
+"""A real server's draft and its replay compute the same thing, and the replay finds the trained wiring in a sweep."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import recording
+from sglang_cpu.arguments import cpu_args
+
+from drafttrace.compare.replay.run import replay
+
+pytestmark = pytest.mark.live
+
+TRAINED = {"tiny-llama": ("[B2, B8, B13]", [1, 7, 12]), "tiny-kimi": ("[B0, B3, B31]", [0, 3, 31])}
+"""The wiring of training, and the ids that give it in the SGLang of the tests."""
+
+
+def rewired(draft: Path, ids: list[int], folder: Path) -> Path:
+    """A copy of a draft with other layer ids."""
+    copied = Path(shutil.copytree(draft, folder / "draft"))
+    config = json.loads((copied / "config.json").read_text())
+    config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] = ids
+    (copied / "config.json").write_text(json.dumps(config))
+    return copied
+
+
+def prompt(pair: Any) -> list[int]:
+    """The beginning of a training sample, so that the target speaks as it was trained to."""
+    from drafttrace.tracer.open import open_capture
+
+    capture = open_capture(str(pair.dump))
+    assert capture.mask is not None
+    spoken = [i for i, m in enumerate(capture.mask) if m]
+    return [int(k) for k in capture.tokens[: spoken[0]]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("drafts")
+
+
+def test_live_and_replay_agree(start_server: Callable[..., Any], pair: Any, folder: Path) -> None:
+    wiring, ids = TRAINED[pair.name]
+    (folder / pair.name).mkdir(exist_ok=True)
+    draft = folder / pair.name / "draft"
+    draft = draft if draft.exists() else rewired(pair.draft, ids, folder / pair.name)
+    traced = start_server(cpu_args(pair.target, draft, steps=4, num_draft_tokens=5))
+    one = recording.record(traced, prompt(pair), taps={"boundaries": "all"}, max_new_tokens=96, ignore_eos=True)
+    result = replay(one.trace, draft, pair.target, search_wirings=True)
+    live = result.live
+    assert live is not None and live.steps == 4 and live.topk == 1
+    assert live.parted is None, live.stages
+    assert live.top1_agreement is not None and live.top1_agreement >= 0.99
+    tensors = [stage for stage in live.stages if stage.cosine_p50 is not None]
+    assert {stage.step for stage in tensors} == {0, 1, 2, 3}
+    assert all(stage.cosine_p50 is not None and stage.cosine_p50 >= 0.999 for stage in tensors), tensors
+    assert live.observed is not None
+    served = next(row for row in result.wirings if "file" in row.sources)
+    assert served.score is not None and served.wiring == wiring
+    assert served.score.simulated == pytest.approx(live.observed, abs=0.35)
+    assert result.search is not None and result.search.winner == wiring
+    assert not result.faults, [fault.summary for fault in result.faults]
+
+
+def test_the_incident_is_found_without_any_dump(start_server: Callable[..., Any], pairs: Any) -> None:
+    """tiny-kimi as its config has it: the sweep of one trace is enough to name the wiring and the line."""
+    pair = pairs["tiny-kimi"]
+    traced = start_server(cpu_args(pair.target, pair.draft, steps=4, num_draft_tokens=5))
+    one = recording.record(traced, prompt(pair), taps={"boundaries": "all"}, max_new_tokens=96, ignore_eos=True)
+    result = replay(one.trace, pair.draft, pair.target, search_wirings=True)
+    assert result.exit_code == 1 and result.search is not None and result.search.winner == "[B0, B3, B31]"
+    assert any("[0, 3, 31]" in fault.remedy for fault in result.faults)

@@ -58,10 +58,20 @@ class FrameRows:
     rank: int = 0
     sweep: int = 0
     parts: dict[str, Part] = field(default_factory=dict)
+    copied: Any = None
 
     @property
     def nbytes(self) -> int:
         return sum(part.nbytes for part in self.parts.values()) + 64 * self.rows
+
+    def to_host(self) -> None:
+        """Start the copies to the host; ``copied`` is the event after which they are done."""
+        names = list(self.parts)
+        tensors = [self.position, self.token_id, *(self.parts[name].tensor for name in names)]
+        made, self.copied = to_host(tensors)
+        self.position, self.token_id = made[:2]
+        for name, tensor in zip(names, made[2:], strict=True):
+            self.parts[name].tensor = tensor
 
 
 @dataclass
@@ -113,14 +123,14 @@ class Frame:
 class Batch:
     """What one scheduler step computed for one request: its frames in order, and the verdict if it verified.
 
-    nodes and count are the engine's tensors until :meth:`settle` has run; event is a CUDA event or None.
+    nodes and count are the verifier's tensors. total: tokens of prompt and output after the step.
     """
 
     session: Session
     frames: list[FrameRows] = field(default_factory=list)
     nodes: torch.Tensor | None = None
     count: torch.Tensor | None = None
-    event: Any = None
+    copies: list[Any] = field(default_factory=list)
     total: int | None = None
 
     @property
@@ -131,37 +141,46 @@ class Batch:
     def row_count(self) -> int:
         return sum(frame.rows for frame in self.frames)
 
-    def to_host(self) -> None:
-        """Start the copies to pinned host memory where the tensors live on a GPU; an event says when they are done."""
-        import torch
-
-        device = next((p.tensor.device for f in self.frames for p in f.parts.values() if p.tensor.is_cuda), None)
-        if device is None:
-            return
-        for frame in self.frames:
-            frame.position, frame.token_id = _pinned(frame.position), _pinned(frame.token_id)
-            for part in frame.parts.values():
-                part.tensor = _pinned(part.tensor)
-        if self.nodes is not None and self.count is not None:
-            self.nodes, self.count = _pinned(self.nodes), _pinned(self.count)
-        self.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self.event.record()
+    def say(self, nodes: torch.Tensor, count: torch.Tensor) -> None:
+        """Keep the verdict, on its way to the host."""
+        (self.nodes, self.count), copied = to_host([nodes, count])
+        self.copies.append(copied)
 
     def wait(self) -> None:
-        """Block until the copies of :meth:`to_host` are done. Called by the writer thread."""
-        if self.event is not None:
-            self.event.synchronize()
-            self.event = None
+        """Block until everything is on the host. Called by the writer thread."""
+        for copied in (*self.copies, *(frame.copied for frame in self.frames)):
+            if copied is not None:
+                copied.synchronize()
 
 
-def _pinned(tensor: torch.Tensor) -> torch.Tensor:
+_side: dict[Any, Any] = {}  # one copy stream per device
+
+
+def to_host(tensors: list[torch.Tensor]) -> tuple[list[torch.Tensor], Any]:
+    """The tensors on the host, and the CUDA event after which they hold their values (None: they do already).
+
+    Copies go to pinned memory on a stream of their own, behind what the current stream has queued: the next forward
+    pass does not wait for them. The tensors must be ours: nobody may write to them any more.
+    """
     import torch
 
-    if not tensor.is_cuda:
-        return tensor
-    host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
-    host.copy_(tensor, non_blocking=True)
-    return host
+    device = next((tensor.device for tensor in tensors if tensor.is_cuda), None)
+    if device is None:
+        return tensors, None
+    side = _side.get(device)
+    if side is None:
+        side = _side[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream(device))
+    made = []
+    with torch.cuda.stream(side):
+        for tensor in tensors:
+            host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            host.copy_(tensor, non_blocking=True)
+            tensor.record_stream(side)  # its memory is not reused before the copy has run
+            made.append(host)
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(side)
+    return made, event
 
 
 def as_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:

@@ -232,6 +232,7 @@ class Recorder:
             if padded_rows is not None:
                 span.rows.padded_rows = padded_rows
             span.session.count_frame(span.rows)
+            span.rows.to_host()  # here, on the stream that computed them
 
     def verdict(self, rid: str, nodes: torch.Tensor | None, count: torch.Tensor) -> None:
         """The verifier's answer for one request of the running batch: accepted path (batch rows) and its length.
@@ -240,12 +241,11 @@ class Recorder:
         """
         batch = self._batches.get(rid)
         if batch is not None and nodes is not None:
-            batch.nodes, batch.count = nodes.clone(), count.clone()
+            batch.say(nodes.clone(), count.clone())
 
     def close_batch(self) -> None:
         """The scheduler step is over: its rows wait until the engine has processed the result."""
         for batch in self._batches.values():
-            batch.to_host()
             batch.session.pending.append(batch)
         self._batches = {}
         self.active = False

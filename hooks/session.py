@@ -239,6 +239,8 @@ class Session:
         if not force and now - self._last_state < _STATE_EVERY:
             return
         self._last_state = now
+        if self._store.request_of(self.owner) is None:
+            return  # deleted while it was recorded: nobody wants to hear of it any more
         rows = self._file.rows if self._file is not None else 0
         data = {"state": state, "reason": reason, "rows": rows, "pid": os.getpid(), "created": self._created}
         try:

@@ -113,10 +113,17 @@ def test_serve_wiring_hands_over_what_was_asked_for(
     recording.assert_draft_got_what_the_target_gave(made.trace)
 
 
-@pytest.mark.parametrize(("wiring", "says"), [("B0,B3,B400", "names B400"), ("B0,B3", "gives 2 slots")])
-def test_a_wrong_wiring_is_refused_before_serving(
-    start_server: Callable[..., Any], pairs: Any, wiring: str, says: str
-) -> None:
+def test_a_server_without_speculation_can_be_recorded_too(start_server: Callable[..., Any], pairs: Any) -> None:
+    """What the reference side needs: the target's own states, without any draft."""
+    traced = start_server(cpu_args(pairs["tiny-llama"].target))
+    made = recording.record(traced, PROMPT, max_new_tokens=5, ignore_eos=True)
+    assert made.state["state"] == "complete", made.state
+    recording.assert_text_is_reproduced(made.trace)
+    assert set(made.trace.table.phase.tolist()) == {int(Phase.PREFILL), int(Phase.DECODE)}
+    assert not made.trace.slots and made.trace.last is not None and made.trace.boundaries
+
+
+def test_a_wrong_wiring_is_refused_before_serving(start_server: Callable[..., Any], pairs: Any) -> None:
     pair = pairs["tiny-llama"]
-    with pytest.raises(ServerDied, match=says):
-        start_server(cpu_args(pair.target, pair.draft), serve=("--wiring", wiring))
+    with pytest.raises(ServerDied, match="gives 2 slots"):
+        start_server(cpu_args(pair.target, pair.draft), serve=("--wiring", "B0,B3"))

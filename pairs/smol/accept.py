@@ -50,7 +50,7 @@ def measure(draft: Path, layer_ids: Sequence[int], prompts: int, new_tokens: int
     with tempfile.TemporaryDirectory() as scratch:
         served = rewired(draft, layer_ids, Path(scratch) / "draft")
         args = cpu_args(target, served, steps=STEPS, topk=1, num_draft_tokens=STEPS + 1)
-        with CpuServer(args, log) as server:
+        with CpuServer(args, log, start_timeout=900.0) as server:
             server.generate(
                 input_ids=[1, 2], max_new_tokens=8
             )  # the first request pays for what is made on first use

@@ -1,4 +1,4 @@
-"""The target answers the prompts itself, greedily, and its states are kept: `python -m pairs.smol.answers --count 1600`.
+"""The target answers the prompts itself, greedily, and its states are kept: `python -m pairs.smol.answers --count 1000`.
 
 One JSON line per conversation (see `Talk`) beside one file of raw bf16 states; both lie in the cache and are taken
 up again where they ended. On a busy machine two processes of one thread (`--part 0/2`, `--part 1/2`) are faster than
@@ -26,7 +26,7 @@ from pairs.smol.prompts import held_out_prompts, messages, training_prompts
 
 MAX_ANSWER = 128
 END_ID = 2
-TALKS = 1600
+TALKS = 1000
 BATCH = 64
 LAYERS = 30
 HIDDEN = 576

@@ -18,7 +18,7 @@ from typing import IO, Any
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from drafttrace.tracer.boundary import parse_wiring, wiring_name
@@ -152,11 +152,14 @@ def train(plan: Plan, shape: DraftShape, train_set: Samples, held_out: Samples, 
 
 def save(draft: Eagle3, folder: Path, layer_ids: list[int], vocabulary: int) -> None:
     """The head as SpecForge exports it, for a target with another vocabulary than the tiny ones."""
-    draft.save(folder, layer_ids)
-    config = json.loads((folder / "config.json").read_text())
-    config |= {"bos_token_id": BOS_ID, "eos_token_id": END_ID, "pad_token_id": END_ID, "vocab_size": vocabulary}
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    tensors = load_file(folder / "model.safetensors")
+    folder.mkdir(parents=True, exist_ok=True)
+    marks = {"bos_token_id": BOS_ID, "eos_token_id": END_ID, "pad_token_id": END_ID, "vocab_size": vocabulary}
+    (folder / "config.json").write_text(json.dumps(draft.shape.config(layer_ids) | marks, indent=2) + "\n")
+    tensors = {
+        f"{full}.weight": draft._matrix(name).detach().bfloat16().contiguous().clone()
+        for name, full in draft._NAMES.items()
+    }
+    tensors["d2t"] = draft.draft_ids - torch.arange(len(draft.draft_ids))
     tensors["t2d"] = torch.zeros(vocabulary, dtype=torch.bool).index_fill(0, draft.draft_ids, True)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 

@@ -14,8 +14,9 @@ from pairs.eagle3 import DraftShape
 from pairs.smol import answers, train
 from pairs.smol.lessons import Samples
 
-VOCABULARY = 96
-STEP = 7  # the language of this test: the next token is always STEP further
+SPOKEN = 96  # tokens that are in use: every twelfth one, so that ids exceed the tiny pairs' vocabulary
+VOCABULARY = 12 * SPOKEN
+STEP = 12 * 7  # the language of this test: the next token is always STEP further
 
 
 def follower(token: int) -> int:
@@ -33,7 +34,7 @@ def samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Samples:
     answers.work_dir().mkdir(parents=True)
     talks, states, start = [], [], 0
     for i in range(24):
-        ids = [i * 5 % VOCABULARY]
+        ids = [12 * 5 * i % VOCABULARY]
         while len(ids) < 14 + i % 5:
             ids.append(follower(ids[-1]))
         rows = torch.randn(len(ids) - 1, len(answers.KEPT), answers.HIDDEN)
@@ -79,7 +80,7 @@ def test_the_vocabulary_is_chosen_by_frequency(samples: Samples) -> None:
 
 
 def test_a_head_learns_and_is_saved_as_it_was_measured(samples: Samples, tmp_path: Path) -> None:
-    shape = DraftShape(hidden=answers.HIDDEN, heads=2, kv_heads=1, head_dim=32, inter=32, vocab=VOCABULARY)
+    shape = DraftShape(hidden=answers.HIDDEN, heads=2, kv_heads=1, head_dim=32, inter=32, vocab=SPOKEN)
     plan = train.Plan((0, 3, 16), updates=36, ttt_steps=3, rows=8)
     log = io.StringIO()
     draft = train.train(plan, shape, samples, samples, log)

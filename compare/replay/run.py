@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from drafttrace.compare.audit.check import gather
+from drafttrace.compare.audit.evidence_checks import dump_wiring
 from drafttrace.compare.audit.sglang_rules import honoured
 from drafttrace.compare.audit.subject import Subject
 from drafttrace.compare.replay.findings import (
@@ -50,14 +51,18 @@ def replay(
     steps: int | None = None,
     sglang_version: str | None = None,
     ignore_switches: Collection[str] = (),
+    slots_are: Sequence[int] | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> ReplayResult:
     """Run a draft on the hidden states of one or several captures.
 
     wirings: further wirings to compare. search_wirings: rank all ordered wirings over the boundaries present.
-    switches: also try every switch the other way round. steps: draft steps (default: the trace's, else 3).
-    progress: called with the number of wirings just tried. Raises UnreadableFile, UnknownFormat or NothingToCompare
-    where the draft, the target or the captures cannot be used.
+    switches: also try every switch the other way round. slots_are: the boundaries of the file's slots, where the file
+    does not say them; slots that equal the target's embedding are B0 by value in any case. steps: draft steps
+    (default: the trace's, else 3). ignore_switches: unknown config keys to wave through. progress: called with the
+    number of wirings just tried.
+
+    Raises UnreadableFile, UnknownFormat or NothingToCompare where the draft, the target or the captures cannot be used.
     """
     began = time.perf_counter()
     given = [captures] if isinstance(captures, Capture) else list(captures)
@@ -70,7 +75,7 @@ def replay(
         )
     subject, notes, _ = gather(target_dir, draft_dir, version=sglang_version)
     with torch.inference_mode(), _threads(subject.draft.hidden_size):
-        bench = _open(subject, given, count, ignore_switches, search_wirings)
+        bench = _open(subject, _named(subject, given, slots_are), count, ignore_switches, search_wirings)
         notes += [remark for text in bench.texts for remark in text.notes] + _undeclared(bench.captures)
         plan = _wirings(subject, bench, wirings)
         made = _Maker(subject, bench, plan, progress)
@@ -132,6 +137,27 @@ def _open(
     for text in (*whole, *texts):
         _check_widths(text, replayer)
     return _Bench(replayer, texts, whole[0], tuple(captures), steps, trained, served_switches(subject, trained))
+
+
+def _named(subject: Subject, captures: Sequence[Capture], slots_are: Sequence[int] | None) -> list[Capture]:
+    """The captures with boundaries for slots that their files leave open: by value for B0, else as the user says."""
+    found = []
+    for capture in captures:
+        if slots_are is not None and len(slots_are) != len(capture.slots):
+            raise DrafttraceError(
+                f"{capture.path} has {len(capture.slots)} slots, {keys_name(list(slots_are))} names {len(slots_are)}."
+            )
+        by_value, _ = dump_wiring(capture, subject.target_weights, subject.target.embed_scale)
+        slots = []
+        for k, slot in enumerate(capture.slots):
+            boundary, source = slot.boundary, slot.source
+            if by_value[k] == 0:
+                boundary, source = 0, "its rows are the target's embedding rows"
+            elif slots_are is not None and boundary is None:
+                boundary, source = slots_are[k], "named by the user"
+            slots.append(replace(slot, boundary=boundary, source=source))
+        found.append(replace(capture, slots=tuple(slots)))
+    return found
 
 
 def _undeclared(captures: Sequence[Capture]) -> list[str]:

@@ -101,7 +101,7 @@ def switches_of(config: DraftConfig, weights: DraftWeights, ignore: Collection[s
         listed = ", ".join(f"'{key}'" for key in unknown)
         raise UnknownFormat(
             f"{config.path} sets {listed}, which the replay does not know, so its numbers would be another model's; "
-            f"give --ignore-switch {unknown[0]} if it changes nothing in the draft's forward."
+            f"give --ignore {unknown[0]} if it changes nothing in the draft's forward."
         )
     if config.activation not in ACTIVATIONS:
         raise UnknownFormat(

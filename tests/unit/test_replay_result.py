@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from audit_folders import HIDDEN, draft_tensors, kept_tokens, specforge, write_draft
+from audit_folders import HIDDEN, draft_tensors, kept_tokens, specforge, target_tensors, write_draft
 from replay_world import LAYERS, World, last_state, make_world
 
 from drafttrace.compare.replay.run import replay
@@ -91,6 +91,22 @@ def test_slots_without_boundaries_are_searched_by_name(world: World) -> None:
     assert result.search is not None and result.search.winner == "[slot2, slot0, slot1]"
     found = [row for row in result.wirings if row.score is None]
     assert found and found[0].missing  # the server's boundaries are not in the file, and that is said
+
+
+def test_slots_are_named_by_value_or_by_the_user(tmp_path: Path) -> None:
+    world = make_world(tmp_path, TRUTH)
+    table = target_tensors()["model.embed_tokens.weight"].float().numpy()
+    states = world.states.copy()
+    states[0] = table[world.tokens]
+    embedded = dataclasses.replace(world, states=states)
+    result = replay(embedded.capture(TRUTH, declared=False), world.draft, world.target, steps=1, switches=False)
+    assert result.wirings[0].wiring == "[B0, slot1, slot2]"
+    named = replay(
+        world.capture(TRUTH, declared=False), world.draft, world.target, steps=1, switches=False, slots_are=TRUTH
+    )
+    assert named.wirings[0].wiring == "[B0, B3, B31]" and len(named.wirings[0].sources) == 3
+    with pytest.raises(DrafttraceError, match="has 3 slots"):
+        replay(world.capture(TRUTH), world.draft, world.target, slots_are=(1, 2))
 
 
 def test_switches_that_work_better_are_findings(tmp_path: Path) -> None:

@@ -19,7 +19,8 @@ _DRAFT_NAME = re.compile(r"hidden_in|fc_in|fc_out|embed_in|hidden_out|topk/draft
 _ID_NAMES = ("topk/draft_ids", "topk/ids")
 
 _CHUNK_BYTES = 1 << 20  # large enough that a prefill is written at the speed of the disk
-_CHUNK_ROWS = 256  # small enough that a short trace of a small model stays small
+_CHUNK_LEAST = 1 << 14
+_CHUNK_ROWS = 64  # small enough that a short trace, or a sweep over its first rows, does not hold empty space
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,8 @@ class TensorSpec:
 
     @property
     def chunk_rows(self) -> int:
-        """Rows of one HDF5 chunk: about 1 MiB, never more than 256 rows."""
-        return max(1, min(_CHUNK_ROWS, _CHUNK_BYTES // self.row_bytes))
+        """Rows of one HDF5 chunk: at most 1 MiB, and no more than 64 where these fill 16 KiB."""
+        return max(1, min(max(_CHUNK_ROWS, _CHUNK_LEAST // self.row_bytes), _CHUNK_BYTES // self.row_bytes))
 
     def growth(self, start: int, stop: int) -> int:
         """Bytes that a file grows by when the tensor grows from ``start`` to ``stop`` rows, chunks and index."""

@@ -1,0 +1,118 @@
+"""The traces in the repository tell the story without any server."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+KIMI = ROOT / "traces/tiny-kimi"
+LLAMA = ROOT / "traces/tiny-llama"
+KIMI_DUMP = KIMI / "dump/data_0.pt"
+
+
+def drafttrace(*arguments: str | Path, **more: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "drafttrace.tracer.cli", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "NO_COLOR": "1"},
+        **more,
+    )
+
+
+def result_of(trace: Path, dump: Path, *more: str | Path) -> dict[str, Any]:
+    done = drafttrace("diff", trace, dump, "--json", "-", *more)
+    assert done.returncode in (0, 1), done.stderr
+    result: dict[str, Any] = json.loads(done.stdout)
+    assert result["schema"] == "drafttrace.result/1"
+    assert result["exit_code"] == done.returncode
+    return result
+
+
+def faults(result: dict[str, Any]) -> list[str]:
+    return [finding["id"] for finding in result["findings"] if finding["severity"] == "fault"]
+
+
+def test_the_config_as_the_trainer_left_it() -> None:
+    result = result_of(KIMI / "as-trained.h5", KIMI_DUMP)
+    assert result["verdict"] == "mismatch"
+    assert faults(result)[:2] == ["slot-shift", "boundary-offset"]
+    assert '"eagle_aux_hidden_state_layer_ids": [0, 3, 31]' in result["findings"][0]["remedy"]
+
+
+def test_the_original_incident() -> None:
+    result = result_of(KIMI / "shifted.h5", KIMI_DUMP)
+    assert result["verdict"] == "mismatch"
+    assert faults(result)[0] == "slot-shift"
+    assert "boundary-offset" not in faults(result)
+
+
+@pytest.mark.parametrize(
+    ("trace", "dump"),
+    [(KIMI / "fixed.h5", KIMI_DUMP), (LLAMA / "healthy.h5", LLAMA / "dump/hidden_states/hs_0.safetensors")],
+)
+def test_what_is_wired_well_matches(trace: Path, dump: Path) -> None:
+    result = result_of(trace, dump)
+    assert result["verdict"] == "match"
+    assert not faults(result)
+
+
+def test_the_commands_of_the_readmes_print_a_report() -> None:
+    for readme in (ROOT / "README.md", ROOT / "traces/README.md"):
+        lines = [line for line in readme.read_text().splitlines() if line.startswith("drafttrace diff traces/")]
+        assert len(lines) == 2, readme
+        for line, (code, word) in zip(lines, [(1, "slot-shift"), (0, "MATCH")], strict=True):
+            done = drafttrace(*line.split()[1:], cwd=ROOT)
+            assert done.returncode == code, (line, done.stdout, done.stderr)
+            assert word in done.stdout
+            assert "\x1b" not in done.stdout
+
+
+def test_a_saved_result_is_judged_again(tmp_path: Path) -> None:
+    saved = tmp_path / "r.json"
+    trace, dump = LLAMA / "healthy.h5", LLAMA / "dump/hidden_states/hs_0.safetensors"
+    drafttrace("diff", trace, dump, "--json", saved, "--quiet")
+    again = drafttrace("report", saved, "--json", "-")
+    assert again.returncode == 0 and json.loads(again.stdout)["verdict"] == "match"
+    strict = drafttrace(
+        "report", saved, "--threshold", "match=0.000001", "--threshold", "noise=0.000002", "--json", "-"
+    )
+    assert strict.returncode == 1 and json.loads(strict.stdout)["verdict"] == "mismatch"
+    wrong = drafttrace("report", saved, "--threshold", "nonsense=1")
+    assert wrong.returncode == 2 and "nonsense" in wrong.stderr
+
+
+def test_nothing_compared_is_never_success(tmp_path: Path) -> None:
+    done = drafttrace("diff", LLAMA / "healthy.h5", KIMI_DUMP, "--json", "-")
+    assert done.returncode == 2
+
+
+def test_inspect_tells_what_a_trace_and_a_dump_are() -> None:
+    for path, word in ((KIMI / "as-trained.h5", "drafttrace.trace"), (KIMI_DUMP, "SPEC-V1")):
+        done = drafttrace("inspect", path, "--json", "-")
+        assert done.returncode == 0, done.stderr
+        assert word in done.stdout
+
+
+def test_cheap_commands_do_not_import_torch() -> None:
+    """inspect and diff of HDF5 and safetensors files start without it."""
+    code = (
+        "import sys\nfrom drafttrace.tracer.cli import main\n"
+        "sys.argv = ['drafttrace', *sys.argv[1:]]\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "assert not {'torch', 'transformers', 'sglang'} & set(sys.modules), 'heavy modules were imported'\n"
+    )
+    trace, dump = LLAMA / "healthy.h5", LLAMA / "dump/hidden_states/hs_0.safetensors"
+    for arguments in (["inspect", trace], ["inspect", dump], ["diff", trace, dump]):
+        done = subprocess.run(
+            [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done.stderr

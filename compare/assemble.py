@@ -196,13 +196,27 @@ def acceptance_of(left: Capture, reference: Capture | None) -> Acceptance:
     counts: Sequence[Any] = request.get("accept_counts", ()) if isinstance(request, Mapping) else ()
     numbers = [float(c) for c in counts if isinstance(c, (int, float))]
     observed = float(np.mean(numbers)) if numbers else None
+    curve = accept_curve(numbers)
     for source, capture in (("trace", left), ("reference", reference)):
         block = capture.about.get("expected") if capture is not None else None
         if isinstance(block, Mapping) and isinstance(block.get("accept_length"), (int, float)):
             return Acceptance(
-                observed, len(numbers), float(block["accept_length"]), str(block.get("source", source))
+                observed, len(numbers), float(block["accept_length"]), str(block.get("source", source)), curve
             )
-    return Acceptance(observed, len(numbers), None, None)
+    return Acceptance(observed, len(numbers), None, None, curve)
+
+
+def accept_curve(counts: Sequence[float]) -> tuple[float, ...]:
+    """Per draft position the share of rounds that accepted it, of those that accepted the one before."""
+    shares = []
+    reached = len(counts)
+    for position in range(1, int(max(counts, default=1)) + 1):
+        accepted = sum(1 for count in counts if count > position)
+        if reached < 3:
+            break
+        shares.append(accepted / reached)
+        reached = accepted
+    return tuple(shares)
 
 
 def noise_info(noise: Noise | None) -> NoiseInfo:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from drafttrace.compare.hypotheses import Fit, explain
+from drafttrace.compare.measure import Bools
 from drafttrace.tracer.capture import Accepted, Capture, DraftRows, Ints, Phase, RowTable
 from drafttrace.tracer.rows import Floats
 
@@ -44,6 +45,36 @@ class Seam:
 
 
 @dataclass(frozen=True)
+class Recycled:
+    """The state that a draft-decode step takes up against the one that the step before left behind.
+
+    rows, equal: all steps. fits: how the taken-up state follows from the left-behind one where they differ.
+    """
+
+    rows: int
+    equal: int
+    fits: tuple[Fit, ...]
+
+
+@dataclass(frozen=True)
+class VocabMap:
+    """The draft's ids before and after the vocabulary map, as its top-k rows show them.
+
+    seen: different draft ids seen. identity: all stand for themselves. clashes: target ids that two draft ids mean.
+    outside: ids beyond the target's vocabulary. doubled: neighbouring ids are never closer than twice their distance,
+    as absolute ids read as offsets give. draft_size / size: the vocabularies, None where no config says so.
+    """
+
+    seen: int
+    identity: bool
+    clashes: int
+    outside: int
+    doubled: bool
+    draft_size: int | None
+    size: int | None
+
+
+@dataclass(frozen=True)
 class InsideFacts:
     """What one trace says about itself.
 
@@ -58,6 +89,8 @@ class InsideFacts:
     norm_configured: bool | None = None
     seams: tuple[Seam, ...] = ()
     embed_equal: float | None = None
+    recycled: Recycled | None = None
+    vocab: VocabMap | None = None
 
     @property
     def fc_state(self) -> str:
@@ -87,6 +120,8 @@ def look_inside(trace: Capture) -> InsideFacts:
         norm_configured=norm,
         seams=_seams(draft.table),
         embed_equal=_embed_equal(trace, draft),
+        recycled=_recycled(draft),
+        vocab=_vocab_map(trace, draft),
     )
 
 
@@ -125,22 +160,23 @@ def _check_fc_in(trace: Capture, draft: DraftRows) -> tuple[FcSlot, ...]:
 
 
 def pair_draft_rows(trace: Capture, draft: DraftRows) -> tuple[Ints, Ints]:
-    """(draft extend rows with an fc input, target rows of the same position and round)."""
+    """(accepted draft extend rows with an fc input, the target rows that they were made from).
+
+    That is the target's latest accepted row of the same position before the draft's pass: a retracted request
+    computes its positions again.
+    """
     table, target = draft.table, trace.table
-    present = draft.present["fc_in"]
-    by_round: dict[tuple[int, int], int] = {}
-    accepted: dict[int, int] = {}
-    for row in range(len(target)):
-        by_round[(int(target.position[row]), int(target.round[row]))] = row
-        if target.accepted[row] != Accepted.REJECTED:
-            accepted[int(target.position[row])] = row
+    by_position: dict[int, list[tuple[int, int]]] = {}
+    for row in np.flatnonzero(target.accepted != Accepted.REJECTED):
+        by_position.setdefault(int(target.position[row]), []).append((int(target.frame[row]), int(row)))
+    usable = draft.present["fc_in"] & np.isin(table.phase, _EXTEND) & (table.accepted == Accepted.ACCEPTED)
     ours, theirs = [], []
-    for row in np.flatnonzero(present & np.isin(table.phase, _EXTEND)):
-        position, number = int(table.position[row]), int(table.round[row])
-        match = by_round.get((position, number), accepted.get(position))
-        if match is not None:
+    for row in np.flatnonzero(usable):
+        candidates = by_position.get(int(table.position[row]), [])
+        before = [c for c in candidates if c[0] <= table.frame[row]] or candidates[:1]
+        if before:
             ours.append(int(row))
-            theirs.append(match)
+            theirs.append(max(before)[1])
     return np.array(ours, np.int64), np.array(theirs, np.int64)
 
 
@@ -178,18 +214,19 @@ def _is_norm(slot: FcSlot) -> bool:
 
 
 def _seams(table: RowTable) -> tuple[Seam, ...]:
+    """Every round's decode positions against the end of the last extend pass before them."""
+    extend = np.isin(table.phase, _EXTEND) & (table.accepted == Accepted.ACCEPTED)
+    decode = table.phase == Phase.DRAFT_DECODE
     seams = []
-    for number in np.unique(table.round):
-        # A round is draft, verify, extend: its draft steps continue the extend of the round before (-1: prefill).
-        before = table.round == number - 1
-        extend = before & np.isin(table.phase, _EXTEND) & (table.accepted != Accepted.REJECTED)
-        decode = (table.round == number) & (table.phase == Phase.DRAFT_DECODE)
-        if not extend.any() or not decode.any():
+    for number in np.unique(table.round[decode]):
+        here = np.flatnonzero(decode & (table.round == number))
+        first_frame = int(table.frame[here].min())
+        before = np.flatnonzero(extend & (table.frame < first_frame))
+        if len(before) == 0:
             continue
-        order = np.argsort(table.step[decode], kind="stable")
-        steps, positions = table.step[decode][order], table.position[decode][order]
-        first = [int(positions[np.flatnonzero(steps == s)[0]]) for s in np.unique(steps)]
-        seams.append(Seam(int(number), int(table.position[extend].max()), tuple(first)))
+        last = before[table.frame[before] == table.frame[before].max()]
+        steps = tuple(int(table.position[here[table.step[here] == s]].min()) for s in np.unique(table.step[here]))
+        seams.append(Seam(int(number), int(table.position[last].max()), steps))
     return tuple(seams)
 
 
@@ -209,3 +246,76 @@ def _embed_equal(trace: Capture, draft: DraftRows) -> float | None:
         return None
     ours, theirs = np.array(pairs, np.int64).T
     return float(same_rows(rows.take(ours), trace.embed.rows.take(theirs)).mean())
+
+
+def _recycled(draft: DraftRows) -> Recycled | None:
+    """Every decode step's incoming state against the outgoing states of the pass before it."""
+    taken, left = draft.tensors.get("hidden_in"), draft.tensors.get("hidden_out")
+    if taken is None or left is None:
+        return None
+    table, width = draft.table, left.width
+    here = draft.present.get("hidden_in", np.ones(len(table), np.bool_)) & (table.phase == Phase.DRAFT_DECODE)
+    made = draft.present.get("hidden_out", np.ones(len(table), np.bool_))
+    taken_rows, sources = [], []
+    for row in np.flatnonzero(here)[:_MAX_ROWS]:
+        source = _source_of(table, made, int(row))
+        if source is not None:
+            taken_rows.append(int(row))
+            sources.append(source)
+    if not taken_rows:
+        return None
+    x = taken.take(np.array(taken_rows))[:, :width]
+    candidates = [left.take(np.array(group)) for group in sources]
+    equal = np.array(
+        [bool(same_rows(np.repeat(r[None], len(g), 0), g).any()) for r, g in zip(x, candidates, strict=True)]
+    )
+    single = np.array([len(g) == 1 for g in sources]) & ~equal
+    fits = explain(x[single], np.stack([g[0] for g in candidates])[single]) if single.sum() >= 4 else ()
+    return Recycled(len(x), int(equal.sum()), fits)
+
+
+def _source_of(table: RowTable, made: Bools, row: int) -> list[int] | None:
+    """The rows that a decode step may go on from: the step before it, or the extend pass' last accepted row."""
+    step, number = int(table.step[row]), int(table.round[row])
+    if step > 0:
+        before = np.flatnonzero(
+            made & (table.phase == Phase.DRAFT_DECODE) & (table.round == number) & (table.step == step - 1)
+        )
+        return [int(k) for k in before] or None
+    extend = made & np.isin(table.phase, _EXTEND) & (table.accepted == Accepted.ACCEPTED)
+    earlier = np.flatnonzero(extend & (table.frame < table.frame[row]))
+    if len(earlier) == 0:
+        return None
+    latest = earlier[table.frame[earlier] == table.frame[earlier].max()]
+    return [int(latest[np.argmax(table.position[latest])])]
+
+
+def _vocab_map(trace: Capture, draft: DraftRows) -> VocabMap | None:
+    before, after = draft.ids.get("topk_draft_ids"), draft.ids.get("topk_ids")
+    if before is None or after is None:
+        return None
+    present = draft.present.get("topk_ids", np.ones(len(before), np.bool_))
+    pairs = np.unique(np.stack([before[present].ravel(), after[present].ravel()], axis=1), axis=0)
+    pairs = pairs[pairs[:, 0] >= 0]
+    if len(pairs) < 2:
+        return None
+    size = _config_number(trace.about.get("target_config"), "vocab_size")
+    draft_size = _config_number(trace.about.get("draft_config"), "draft_vocab_size")
+    steps = np.diff(pairs, axis=0)
+    return VocabMap(
+        seen=len(pairs),
+        identity=bool((pairs[:, 0] == pairs[:, 1]).all()),
+        clashes=len(pairs) - len(np.unique(pairs[:, 1])),
+        outside=int(((pairs[:, 1] >= size) | (pairs[:, 1] < 0)).sum()) if size is not None else 0,
+        doubled=bool((steps[:, 1] >= 2 * steps[:, 0]).all()),
+        draft_size=draft_size,
+        size=size,
+    )
+
+
+def _config_number(config: Any, key: str) -> int | None:
+    if not isinstance(config, Mapping):
+        return None
+    nested = config.get("text_config")
+    value = config.get(key, nested.get(key) if isinstance(nested, Mapping) else None)
+    return value if isinstance(value, int) else None

@@ -220,12 +220,16 @@ class SideInfo:
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Accept lengths (tokens per round, bonus included): observed in the trace, expected if something says so."""
+    """Accept lengths (tokens per round, bonus included): observed in the trace, expected if something says so.
+
+    curve: the share of rounds that accepted draft token 1, then of those token 2, and so on.
+    """
 
     observed: float | None
     rounds: int
     expected: float | None
     expected_source: str | None
+    curve: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,8 @@ def find(facts: Facts) -> Iterator[Finding]:
     """Findings inside the left trace."""
     yield from _fc_not_called(facts)
     yield from _fc_in(facts)
+    yield from _recycled(facts)
+    yield from _vocab_map(facts)
     yield from _position_seam(facts)
 
 
@@ -135,3 +137,71 @@ def _position_seam(facts: Facts) -> Iterator[Finding]:
 def _seam_fault(seam: Seam) -> bool:
     steps = np.array(seam.steps)
     return bool(steps[0] != seam.last + 1 or (np.diff(steps) != 1).any())
+
+
+def _recycled(facts: Facts) -> Iterator[Finding]:
+    """The state between two draft steps: handed on unchanged, or through a norm that only one side has."""
+    recycled = facts.inside.recycled
+    if recycled is None or recycled.equal == recycled.rows:
+        return
+    fit = recycled.fits[0] if recycled.fits and recycled.fits[0].residual < 0.1 else None
+    evidence = {
+        "rows": recycled.rows,
+        "equal": recycled.equal,
+        "fit": fit.name if fit is not None else None,
+        "residual": fit.residual if fit is not None else None,
+    }
+    if fit is not None and fit.name in {"normed", "rms", "un-normed"}:
+        name = "norm-missing" if fit.name == "un-normed" else "norm-extra"
+        yield finding(
+            name,
+            "The state that the draft recycles from step to step is not what the step before left behind: an RMS norm "
+            "lies between them.",
+            confidence=0.8,
+            evidence=evidence,
+            remedy="Compare norm_output in the draft's config with what the trainer fed to its second step.",
+        )
+    elif recycled.equal < recycled.rows // 2:
+        yield finding(
+            "stale-rows",
+            f"{recycled.rows - recycled.equal} of {recycled.rows} draft-decode steps do not start from the state that the "
+            "step before left behind.",
+            confidence=0.7,
+            evidence=evidence,
+            remedy="Compare with --disable-cuda-graph: a buffer between the draft's steps is not refreshed.",
+        )
+
+
+def _vocab_map(facts: Facts) -> Iterator[Finding]:
+    """What the draft's top-k ids say about d2t."""
+    vocab = facts.inside.vocab
+    if vocab is None:
+        return
+    evidence = {k: getattr(vocab, k) for k in vocab.__dataclass_fields__}
+    smaller = vocab.draft_size is not None and vocab.size is not None and vocab.draft_size < vocab.size
+    name, text = "", ""
+    if vocab.clashes:
+        name, text = (
+            "vocab-map-offset",
+            f"{vocab.clashes} draft ids share a target id: offsets were read as absolute ids",
+        )
+    elif vocab.outside and vocab.doubled:
+        name, text = "vocab-map-offset", "ids beyond the target's vocabulary: absolute ids were read as offsets"
+    elif vocab.outside:
+        name, text = (
+            "vocab-map-range",
+            f"{vocab.outside} draft ids map beyond the target's vocabulary of {vocab.size}",
+        )
+    elif smaller and vocab.identity and vocab.seen >= 16:
+        name, text = (
+            "vocab-map-missing",
+            "every draft id stands for itself although the draft's vocabulary is a subset",
+        )
+    if name:
+        yield finding(
+            name,
+            f"The draft's vocabulary map is wrong: {text}.",
+            confidence=0.9,
+            evidence=evidence,
+            remedy="Put the right d2t (offsets: target id = draft id + d2t) into the checkpoint; see drafttrace check.",
+        )

@@ -67,7 +67,8 @@ def conclusion(facts: Facts, found: Sequence[Finding], verdict_without: str) -> 
         "equal": "fc received the target's states bit for bit",
         "normed": "fc received the target's states through the norm that its config asks for",
     }.get(inside.fc_state, "what fc received was not recorded")
-    if _too_low(facts, acceptance) and inside.fc_state in {"equal", "normed", "unknown"}:
+    alone = facts.reference is None
+    if not alone and _too_low(facts, acceptance) and inside.fc_state in {"equal", "normed", "unknown"}:
         return (
             finding(
                 "downstream",
@@ -79,7 +80,7 @@ def conclusion(facts: Facts, found: Sequence[Finding], verdict_without: str) -> 
                     "accept_length": acceptance.observed,
                     "expected": acceptance.expected,
                 },
-                remedy=_CURVE,
+                remedy=f"{_hint(acceptance)} {_CURVE}",
             ),
         )
     what = "slots" if facts.reference is not None else "checks inside the trace"
@@ -103,6 +104,19 @@ def conclusion(facts: Facts, found: Sequence[Finding], verdict_without: str) -> 
             severity=NOTE,
         ),
     )
+
+
+def _hint(acceptance: Acceptance) -> str:
+    """What the acceptance curve alone points at; a hint, not a verdict."""
+    curve = acceptance.curve
+    if acceptance.observed == 1:
+        return (
+            "Not one draft token was accepted: that points at weights that were never loaded, the vocabulary map, or a "
+            "draft that reads an empty cache."
+        )
+    if len(curve) >= 2 and curve[0] > 0.5 and curve[1] < 0.5 * curve[0]:
+        return "The first draft token is fine and later ones are not: look at the recycled norm and at positions."
+    return "Already the first draft token is mostly rejected: look at the draft's weights and rope."
 
 
 def _too_low(facts: Facts, acceptance: Acceptance) -> bool:

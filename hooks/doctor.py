@@ -8,6 +8,7 @@ import sys
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from drafttrace.hooks.sglang_engine.symbols import ReadFile, check_hook, installed_files
 from drafttrace.hooks.sglang_engine.versions import HTTP_HOOKS, SCHEDULER_HOOKS, HookSpec, unsupported
 
 GROUP = "sglang.srt.plugins"
@@ -50,7 +51,7 @@ def environment() -> dict[str, str]:
 
 
 def examine() -> Diagnosis:
-    """Look at the installed SGLang without starting a server. Imports SGLang, which takes seconds."""
+    """Look at the files of the installed SGLang: no server is started, and SGLang is not imported."""
     block = environment()
     registered = any(entry.name == "drafttrace" for entry in importlib.metadata.entry_points(group=GROUP))
     version = block["sglang"]
@@ -63,19 +64,15 @@ def examine() -> Diagnosis:
     problem = unsupported(version)
     if problem is None and not registered:
         problem = f"The entry point of the group {GROUP} is missing; install drafttrace again with pip."
-    hooks = tuple(_state(spec) for spec in (*SCHEDULER_HOOKS, *HTTP_HOOKS))
+    read = installed_files()
+    states = [_state(read, spec) for spec in (*SCHEDULER_HOOKS, *HTTP_HOOKS)] if read is not None else []
+    # Optional hooks that this version has no symbol for (or has under another name) are no news.
+    hooks = tuple(state for state in states if state.needed or state.error is None)
     missing = [hook for hook in hooks if hook.needed and hook.error]
     if problem is None and missing:
         problem = f"{missing[0].target} cannot be hooked: {missing[0].error}; the recorder cannot work with it."
     return Diagnosis(block, registered, hooks, problem)
 
 
-def _state(spec: HookSpec) -> HookState:
-    import pkgutil
-
-    error = None
-    try:
-        pkgutil.resolve_name(spec.target)
-    except Exception as reason:  # whatever importing SGLang raises on this machine is the answer
-        error = f"{type(reason).__name__}: {' '.join(str(reason).split())[:200]}"
-    return HookState(spec.name, spec.target, spec.needed, error)
+def _state(read: ReadFile, spec: HookSpec) -> HookState:
+    return HookState(spec.name, spec.target, spec.needed, check_hook(read, spec).problem)

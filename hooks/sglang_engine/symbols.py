@@ -67,6 +67,12 @@ class Verdict:
 
 def installed() -> Verdict | None:
     """The SGLang of this environment, read from its files; None where there is none."""
+    read = installed_files()
+    return None if read is None else judge(importlib.metadata.version("sglang"), read)
+
+
+def installed_files() -> ReadFile | None:
+    """Reads files of the installed SGLang; None where there is none. Nothing of it is imported."""
     spec = importlib.util.find_spec("sglang")
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -76,12 +82,12 @@ def installed() -> Verdict | None:
         file = root / path
         return file.read_bytes() if file.is_file() else None
 
-    return judge(importlib.metadata.version("sglang"), read)
+    return read
 
 
 def judge(version: str, read: ReadFile) -> Verdict:
     """``read`` gives the bytes of a file of the release by its path in it, or None."""
-    hooks = [_hook(read, spec) for spec in (*SCHEDULER_HOOKS, *HTTP_HOOKS)]
+    hooks = [check_hook(read, spec) for spec in (*SCHEDULER_HOOKS, *HTTP_HOOKS)]
     return Verdict(version, unsupported(version), (*hooks, *_attributes_read(read)))
 
 
@@ -100,7 +106,8 @@ def _attributes_read(read: ReadFile) -> list[Symbol]:
     return found
 
 
-def _hook(read: ReadFile, spec: HookSpec) -> Symbol:
+def check_hook(read: ReadFile, spec: HookSpec) -> Symbol:
+    """One symbol that is hooked: there, and with the parameters that the hook relies on."""
     node = _find(read, spec.target)
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         return Symbol(spec.target, "there is no such function", spec.needed)

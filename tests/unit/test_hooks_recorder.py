@@ -198,6 +198,22 @@ def test_a_tap_that_did_not_fire_is_a_finding(recorder: Recorder, store: Store) 
     assert not trace.complete and "fc_in" in silent and "hidden_in" not in silent
 
 
+def test_an_fc_that_the_server_never_calls_is_told_by_its_probe(
+    recorder: Recorder, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trace is whole: it shows what the server did (and did not do)."""
+    tap = Recorder.tap
+    monkeypatch.setattr(
+        Recorder, "tap", lambda self, side, name, tensor: name.startswith("fc_") or tap(self, side, name, tensor)
+    )
+    store.ask("one", {})
+    prefill(recorder, [1, 2, 3])
+    finish(recorder, [1, 2, 3, 4], 3)
+    trace = trace_of(store)
+    probes = {probe.name: probe for probe in trace.probes}
+    assert trace.complete and (probes["fc_in"].expected, probes["fc_in"].fired) == (1, 0)
+
+
 def test_a_full_queue_drops_and_counts(store: Store) -> None:
     recorder = build(store, queue_bytes=4000)
     gate = threading.Event()

@@ -148,7 +148,7 @@ def inspect_capture(
         asked = dataclasses.replace(
             asked, hidden_size=asked.hidden_size or shape.hidden_size, layers=asked.layers or layers
         )
-    asked = dataclasses.replace(asked, tokens_only=True)
+    asked = dataclasses.replace(asked, lenient=True)
     capture, count = open_numbered(spec, format=format, sample=sample, mapping=mapping, request=asked)
     checks: list[Check] = []
     if target is not None:

@@ -15,6 +15,17 @@ CACHE = ROOT / ".cache/peers"
 sys.path.insert(0, str(ROOT / "tests/unit"))  # dump_layouts, the writers of every layout
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Other projects' wheels are fetched only where they are asked for."""
+    if "peers" in (config.getoption("-m") or ""):
+        return
+    for item in items:
+        if Path(item.fspath).parent == Path(__file__).parent:
+            item.add_marker(
+                pytest.mark.skip(reason="fetches other projects' wheels: make test-peers (pytest -m peers)")
+            )
+
+
 def unpacked(name: str, version: str) -> Path:
     """The unpacked wheel. Skips the test where it cannot be fetched."""
     folder = CACHE / f"{name}-{version}"

@@ -26,7 +26,7 @@ def mask_for(sample: Path, tokens: Ints) -> tuple[Ints | None, Path | None, str]
     The row with the sample's number is tried first, then every row (a split may start at another row). Mask and
     folder are None where there are none; the note says why, or is empty.
     """
-    folder = next((where for where in (sample.parent, sample.parent.parent) if any(where.glob("*.arrow"))), None)
+    folder = next((where for where in (sample.parent, sample.parent.parent) if _arrow_files(where)), None)
     if folder is None:
         return None, None, "no loss mask: no Arrow table stands beside the file"
     try:
@@ -43,6 +43,16 @@ def mask_for(sample: Path, tokens: Ints) -> tuple[Ints | None, Path | None, str]
     expected = int(number[1]) if number else -1
     note = "" if where == expected else f"the Arrow row with these token ids is {where}, not {expected}"
     return mask, folder, note
+
+
+def _arrow_files(folder: Path) -> tuple[Path, ...]:
+    return _listed(folder, folder.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=8)
+def _listed(folder: Path, _modified: int) -> tuple[Path, ...]:
+    """Listed once per state of the folder: it may hold ten thousand samples."""
+    return tuple(sorted(folder.glob("*.arrow")))
 
 
 def _find(folder: Path, tokens: Ints, number: int) -> tuple[Ints | None, int]:
@@ -65,7 +75,7 @@ def _table(folder: Path) -> list[Any]:
 
     Arrow aborts the process where it follows damaged offsets, so both columns are validated first.
     """
-    files = sorted(folder.glob("*.arrow"))
+    files = _arrow_files(folder)
     stamps = tuple((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files)
     return _batches(stamps)
 

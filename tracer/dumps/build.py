@@ -84,7 +84,7 @@ def side_by_side(
     whole = rows(tensor, name, path)
     width = hidden_size or request.hidden_size
     if width is None:
-        if request.tokens_only:
+        if request.lenient or request.tokens_only:
             return [whole]
         raise NeedsHiddenSize(
             f"The field '{name}' of '{path}' is {whole.width} wide and holds several slots side by side, but the file "

@@ -95,7 +95,7 @@ def _slots(document: Document, name: str, request: Request) -> list[Rows]:
     """One named field as one slot, or as several: a list, a ``[L, K, H]`` tensor, or a ``[L, K * H]`` one."""
     path = document.path
     value = find(document, name)
-    if isinstance(value, list):
+    if isinstance(value, list) and any(isinstance(item, Tensor) for item in value):
         return [
             build.rows(_checked(document, f"{name}[{k}]", item), f"{name}[{k}]", path)
             for k, item in enumerate(value)
@@ -105,7 +105,7 @@ def _slots(document: Document, name: str, request: Request) -> list[Rows]:
         return list(build.axis_slots(tensor, name, path, 1))
     single = build.rows(tensor, name, path)
     width = request.hidden_size
-    if width is None or single.width == width or request.tokens_only:
+    if width is None or single.width == width or (request.lenient or request.tokens_only):
         return [single]
     return list(build.side_by_side(tensor, name, path, request, width))
 

@@ -71,7 +71,7 @@ def _read_current(document: Document, layout: str, why: str, request: Request) -
     n = request.layers
     rule = [2, n // 2, n - 3] if n is not None and count == 3 else None
     boundaries, source = ENTRIES.resolve(request, count, rule)
-    mask, arrow, note = mask_for(path, tokens)
+    mask, arrow, note = (None, None, "") if request.tokens_only else mask_for(path, tokens)
     last = build.last_state(
         f"hidden_states[{count}]",
         parts[count],

@@ -34,14 +34,15 @@ class Request:
     """What a reader may need and a file may not say.
 
     hidden_size: width H of one slot. layers: decoder layers n of the target. layer_ids: what the user says the
-    layer ids were, in the numbering of the file's own project. tokens_only: the caller wants nothing but tokens,
-    so a reader must not fail for a missing hidden size.
+    layer ids were, in the numbering of the file's own project. lenient: where the hidden size is missing, hand out
+    the slots side by side as one instead of failing. tokens_only: the caller wants nothing but tokens.
     """
 
     hidden_size: int | None = None
     layers: int | None = None
     layer_ids: tuple[int, ...] | None = None
     fields: FieldMap = field(default_factory=FieldMap)
+    lenient: bool = False
     tokens_only: bool = False
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from drafttrace.compare.facts import Facts
 from drafttrace.compare.findings.base import finding, name_slots
 from drafttrace.compare.result import FAULT, NOTE, Acceptance, Finding, SlotResult
+from drafttrace.tracer.capture import Capture
 
 _CURVE = (
     "Look next at the draft's weights (lm_head), its vocabulary map d2t, rope and positions: `drafttrace check --target "
@@ -88,7 +89,7 @@ def conclusion(facts: Facts, found: Sequence[Finding], verdict_without: str) -> 
         finding(
             "none",
             f"Nothing is wrong: all {what} {'match' if facts.reference is not None else 'pass'}, and {consumed}"
-            f"{_observed(acceptance)}.",
+            f"{_observed(acceptance)}{_unfit(facts.left)}.",
             slots=range(len(facts.slots)),
             confidence=0.95,
             evidence={
@@ -120,11 +121,28 @@ def _hint(acceptance: Acceptance) -> str:
 
 
 def _too_low(facts: Facts, acceptance: Acceptance) -> bool:
-    if acceptance.observed is None or acceptance.rounds < 3:
+    if acceptance.observed is None or acceptance.rounds < 3 or after_the_end(facts.left):
         return False
     if acceptance.expected is not None:
         return acceptance.observed < 1 + 0.6 * (acceptance.expected - 1)
     return acceptance.observed < facts.thresholds.accept
+
+
+def after_the_end(trace: Capture) -> bool:
+    """Whether the prompt was a finished text: nothing was ever trained on what follows, so its accept length says nothing."""
+    config = trace.about.get("target_config")
+    inner = config.get("text_config") if isinstance(config, Mapping) else None
+    stops = next(
+        (c["eos_token_id"] for c in (config, inner) if isinstance(c, Mapping) and "eos_token_id" in c), None
+    )
+    length = trace.prompt_length or 0
+    if stops is None or not 0 < length <= len(trace.tokens):
+        return False
+    return int(trace.tokens[length - 1]) in (stops if isinstance(stops, list) else [stops])
+
+
+def _unfit(trace: Capture) -> str:
+    return " (after a finished text, where it says nothing)" if after_the_end(trace) else ""
 
 
 def _expected(acceptance: Acceptance) -> str:

@@ -129,7 +129,7 @@ def _too_low(facts: Facts, acceptance: Acceptance) -> bool:
 
 
 def after_the_end(trace: Capture) -> bool:
-    """Whether the prompt was a finished text: nothing was ever trained on what follows, so its accept length says nothing."""
+    """Whether the prompt was a finished text: nothing was trained on what follows, so its accept length says nothing."""
     config = trace.about.get("target_config")
     inner = config.get("text_config") if isinstance(config, Mapping) else None
     stops = next(

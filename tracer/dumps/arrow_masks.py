@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from drafttrace.tracer.capture import Ints
 from drafttrace.tracer.errors import DrafttraceError
@@ -64,10 +65,18 @@ def _find(folder: Path, tokens: Ints, number: int) -> tuple[Ints | None, int]:
         part = int(np.searchsorted(starts, row, side="right")) - 1
         batch, local = batches[part], row - int(starts[part])
         ids = batch.column("input_ids")[local].values
-        if ids is not None and len(ids) == len(tokens) and np.array_equal(np.asarray(ids), tokens):
-            values = batch.column("loss_mask")[local].values
-            return np.asarray(values).astype(np.int64), row
+        if ids is not None and len(ids) == len(tokens) and np.array_equal(_numbers(ids), tokens):
+            return _numbers(batch.column("loss_mask")[local].values).astype(np.int64), row
     return None, -1
+
+
+def _numbers(values: Any) -> npt.NDArray[Any]:
+    """An Arrow array of numbers. ``np.asarray`` would do, but makes pyarrow import pandas, half a second."""
+    name = str(values.type)
+    if name not in {"int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8"} or values.null_count:
+        return np.array(values.to_pylist(), np.int64)
+    flat: npt.NDArray[Any] = np.frombuffer(values.buffers()[1], np.dtype(name))
+    return flat[values.offset : values.offset + len(values)]
 
 
 def _table(folder: Path) -> list[Any]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from drafttrace.hooks.recorder import Recorder, graph_is_captured
 
@@ -59,17 +60,40 @@ def fc_widths(fc: nn.Module) -> tuple[int, int]:
     return int(module.input_size), int(module.output_size)
 
 
+Attach = Callable[[], RemovableHandle | None]
+
+
 class Taps:
-    """Attaches the taps of one model and keeps their handles."""
+    """The taps of one model: planned once, attached while graphs are captured and while a request is traced.
+
+    A module that has hooks costs microseconds more at every call, traced or not: an idle recorder has none attached.
+    """
 
     def __init__(self, recorder: Recorder, side: str) -> None:
         self._recorder = recorder
-        self._side = side
+        self.side = side
+        self._plan: list[Attach] = []
+        self._handles: list[RemovableHandle] = []
         self.names: list[str] = []
+
+    def attach(self) -> None:
+        """Put all hooks on. Does nothing where they are on."""
+        if not self._handles:
+            self._handles = [handle for attach in self._plan if (handle := attach()) is not None]
+
+    def detach(self) -> None:
+        """Take all hooks off."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def plan(self, attach: Attach) -> None:
+        """One more hook."""
+        self._plan.append(attach)
 
     def emit(self, name: str, tensor: torch.Tensor) -> None:
         """Hand one tensor of a running forward pass to the recorder."""
-        self._recorder.tap(self._side, name, tensor)
+        self._recorder.tap(self.side, name, tensor)
 
     def guarded(self, name: str, read: Callable[..., None]) -> Callable[..., None]:
         """A torch hook that costs one check while nothing is traced, and that never raises."""
@@ -83,24 +107,27 @@ class Taps:
             except Exception as error:
                 recorder.fail(f"the hook for {name}", error, recorder.frame)
 
-        self.names.append(name)
         return hook
 
     def target(self, model: nn.Module, layers: int) -> None:
         """Embedding, slots, last state and the sweep over B(0)..B(n) of a target with ``layers`` layers."""
         backbone = backbone_of(model)
-        embedding = backbone.embed_tokens
-        if isinstance(embedding, nn.Module):
-            embedding.register_forward_hook(
-                self.guarded("embed", lambda module, args, out: self.emit("embed", out))
-            )
-        logits_processor_of(model).register_forward_pre_hook(
-            self.guarded("last, aux", self._target_head), with_kwargs=True
-        )
+        self._embedding("embed", backbone)
+        head = self.guarded("last, aux", self._target_head)
+        self.plan(partial(logits_processor_of(model).register_forward_pre_hook, head, with_kwargs=True))
+        self.names += ["aux", "last"]
         found = list(getattr(backbone, "layers", ()))
         for k in range(min(layers, len(found)) + 1):
-            name = f"boundary/{k}"
-            watch_boundary(backbone, found, k, layers, self._sweep, partial(self.guarded, name))
+            guard = partial(self.guarded, f"boundary/{k}")
+            self.plan(partial(watch_boundary, backbone, found, k, layers, self._sweep, guard))
+            self.names.append(f"boundary/{k}")
+
+    def _embedding(self, name: str, backbone: nn.Module) -> None:
+        embedding = getattr(backbone, "embed_tokens", None)
+        if isinstance(embedding, nn.Module):
+            hook = self.guarded(name, lambda module, args, out: self.emit(name, out))
+            self.plan(partial(embedding.register_forward_hook, hook))
+            self.names.append(name)
 
     def _sweep(self, k: int, tensor: torch.Tensor) -> None:
         # Inside a graph a copy of every layer would cost every replay: there, the first rows of a prefill must do.
@@ -109,20 +136,17 @@ class Taps:
 
     def draft(self, model: nn.Module) -> None:
         """Embedding, ``fc`` and the state that leaves the draft."""
-        embedding = getattr(backbone_of(model), "embed_tokens", None)
-        if isinstance(embedding, nn.Module):
-            embedding.register_forward_hook(
-                self.guarded("embed_in", lambda module, args, out: self.emit("embed_in", out))
-            )
+        self._embedding("embed_in", backbone_of(model))
         fc = fc_of(model)
         if fc is not None:
-            fc.register_forward_pre_hook(self.guarded("fc_in", lambda module, args: self.emit("fc_in", args[0])))
-            fc.register_forward_hook(
-                self.guarded("fc_out", lambda module, args, out: self.emit("fc_out", _first(out)))
-            )
-        logits_processor_of(model).register_forward_pre_hook(
-            self.guarded("hidden_out", self._draft_head), with_kwargs=True
-        )
+            before = self.guarded("fc_in", lambda module, args: self.emit("fc_in", args[0]))
+            after = self.guarded("fc_out", lambda module, args, out: self.emit("fc_out", _first(out)))
+            self.plan(partial(fc.register_forward_pre_hook, before))
+            self.plan(partial(fc.register_forward_hook, after))
+            self.names += ["fc_in", "fc_out"]
+        head = self.guarded("hidden_out", self._draft_head)
+        self.plan(partial(logits_processor_of(model).register_forward_pre_hook, head, with_kwargs=True))
+        self.names.append("hidden_out")
 
     def _target_head(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.emit("last", argument(args, kwargs, 1, "hidden_states"))
@@ -152,8 +176,8 @@ def watch_boundary(
     n: int,
     sink: Callable[[int, torch.Tensor], None],
     guard: Callable[[Callable[..., None]], Callable[..., None]] = lambda read: read,
-) -> bool:
-    """Hand B(k) to ``sink`` whenever it passes; whether there is a place to attach to (not on a stage without layer k).
+) -> RemovableHandle | None:
+    """Hand B(k) to ``sink`` whenever it passes; None where there is no place to attach to (a stage without layer k).
 
     Newer SGLang keeps the residual stream beside the layers; it is read after the attention's entry, where it is B(k)
     and no rank has to add or reduce anything. Older SGLang passes hidden states and residual from layer to layer.
@@ -162,19 +186,16 @@ def watch_boundary(
     if k == n:
         norm = getattr(backbone, "norm", None)
         if not isinstance(norm, nn.Module):
-            return False
-        norm.register_forward_hook(guard(_after_norm(k, sink)))
-        return True
+            return None
+        return norm.register_forward_hook(guard(_after_norm(k, sink)))
     layer = layers[k]
     parameters = list(inspect.signature(layer.forward).parameters)
     if "residual" in parameters:
-        layer.register_forward_pre_hook(guard(_between_layers(k, sink, parameters)), with_kwargs=True)
-        return True
+        return layer.register_forward_pre_hook(guard(_between_layers(k, sink, parameters)), with_kwargs=True)
     attention = next((getattr(layer, part) for part in ("self_attn", "attn") if hasattr(layer, part)), None)
     if not isinstance(attention, nn.Module):
-        return False
-    attention.register_forward_pre_hook(guard(_in_stream(k, sink)), with_kwargs=True)
-    return True
+        return None
+    return attention.register_forward_pre_hook(guard(_in_stream(k, sink)), with_kwargs=True)
 
 
 def _between_layers(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from drafttrace.hooks.recorder import Entry, Recorder
 from drafttrace.hooks.sglang_engine import heads
@@ -43,7 +44,7 @@ class Passes:
         self._recorder = recorder
         self._step = 0
 
-    def watch(self, side: str, backbone: nn.Module) -> None:
+    def watch(self, side: str, backbone: nn.Module) -> RemovableHandle:
         """Attach to the backbone: SGLang calls the outer model's ``forward`` directly, past its hooks."""
 
         def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -55,7 +56,7 @@ class Passes:
             except Exception as error:
                 recorder.fail("the hook on the model", error, recorder.frame)
 
-        backbone.register_forward_pre_hook(before, with_kwargs=True)
+        return backbone.register_forward_pre_hook(before, with_kwargs=True)
 
     def _before(self, side: str, values: tuple[Any, ...]) -> None:
         batch = next((value for value in values if hasattr(value, "forward_mode")), None)

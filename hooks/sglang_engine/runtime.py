@@ -10,6 +10,7 @@ import collections
 import logging
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from drafttrace.hooks.config import RID_PREFIX, Settings
@@ -79,7 +80,8 @@ class SchedulerHooks:
             else:
                 self.target = runner
                 taps.target(runner.model, facts_of.layers_of(runner.model_config))
-            self._passes.watch(side, backbone_of(runner.model))
+            taps.plan(partial(self._passes.watch, side, backbone_of(runner.model)))
+            taps.attach()
             self.taps[side] = taps
         except Exception as error:
             self.failed[side] = f"the taps of the {side} could not be attached: {error}"
@@ -105,6 +107,7 @@ class SchedulerHooks:
         self.fired["run_event_loop"] += 1
         self._scheduler = scheduler
         self.recorder.starting = False
+        self._attach(False)
         self.publish()
         try:
             return original(scheduler, *args, **kwargs)
@@ -136,15 +139,24 @@ class SchedulerHooks:
         try:
             self._scheduler = scheduler
             recorder.open_batch(self._admit(traced), verifies=self._verifies(batch))
+            self._attach(recorder.active)
         except Exception as error:
             recorder.fail("run_batch", error)
         try:
             return original(scheduler, batch, *args, **kwargs)
         finally:
             try:
+                self._attach(False)
                 recorder.close_batch()
             except Exception as error:
                 recorder.fail("close_batch", error)
+
+    def _attach(self, on: bool) -> None:
+        for taps in self.taps.values():
+            if on:
+                taps.attach()
+            else:
+                taps.detach()
 
     def _admit(self, reqs: Sequence[Any]) -> dict[str, Sequence[int]]:
         admitted: dict[str, Sequence[int]] = {}

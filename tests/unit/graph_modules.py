@@ -89,6 +89,7 @@ def tapped(recorder: Recorder, device: str = "cpu") -> tuple[Target, Draft]:
     """Both models with their taps on."""
     torch.manual_seed(0)
     target, draft = Target().to(device), Draft().to(device)
-    Taps(recorder, "target").target(target, 4)
-    Taps(recorder, "draft").draft(draft)
+    for taps in (Taps(recorder, "target"), Taps(recorder, "draft")):
+        taps.target(target, 4) if taps.side == "target" else taps.draft(draft)
+        taps.attach()
     return target, draft

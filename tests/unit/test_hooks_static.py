@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from graph_modules import SLOTS, VOCAB, H, recorder_of, tapped
+from graph_modules import H, SLOTS, VOCAB, Target, recorder_of, tapped
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from drafttrace.hooks import recorder as recorder_module
@@ -123,3 +123,21 @@ def test_a_prefill_graph_keeps_the_first_rows_of_a_sweep() -> None:
     taps = StaticTaps(10_000)
     taps.write("target/prefill", "boundary/2", torch.arange(40.0).reshape(10, 4), keep=3)
     assert taps.read("target/prefill", "boundary/2", 9).shape == (3, 4)  # type: ignore[union-attr]
+
+
+def test_an_idle_recorder_has_no_hook_on_any_module(tmp_path: Path) -> None:
+    """A hook costs microseconds at every call of its module, whether or not it does anything."""
+    recorder = recorder_of(tmp_path)
+    target = Target()
+    taps = attach.Taps(recorder, "target")
+    taps.target(target, 4)
+    assert not _hooked(target)
+    taps.attach()
+    taps.attach()  # twice is once
+    assert len(_hooked(target)) == 3  # embedding, norm, logits processor
+    taps.detach()
+    assert not _hooked(target)
+
+
+def _hooked(model: torch.nn.Module) -> list[str]:
+    return [name for name, module in model.named_modules() if module._forward_hooks or module._forward_pre_hooks]

@@ -19,7 +19,7 @@ from drafttrace.tracer.inspect_render import render
 from drafttrace.tracer.open import open_numbered
 from drafttrace.tracer.row_statistics import RowStatistics, row_statistics
 from drafttrace.tracer.rows import Rows
-from drafttrace.tracer.value_checks import Check, check_values
+from drafttrace.tracer.value_checks import Check, check_stored_shift, check_values
 
 __all__ = ["Inspection", "StateView", "inspect_capture", "render"]
 
@@ -150,11 +150,11 @@ def inspect_capture(
         )
     asked = dataclasses.replace(asked, lenient=True)
     capture, count = open_numbered(spec, format=format, sample=sample, mapping=mapping, request=asked)
-    checks: list[Check] = []
+    checks = check_stored_shift(capture)
     if target is not None:
         from drafttrace.tracer.target_weights import TargetWeights
 
-        checks = check_values(capture, TargetWeights(target))
+        checks += check_values(capture, TargetWeights(target))
     return _inspection(
         capture, count, checks, layers, _text(capture, tokenizer or target, tokenizer is not None), target
     )

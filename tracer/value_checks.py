@@ -84,6 +84,34 @@ def check_values(capture: Capture, target: TargetWeights) -> list[Check]:
     return checks
 
 
+def check_stored_shift(capture: Capture) -> list[Check]:
+    """For caches that store the target's distribution beside ids shifted left (NeMo Automodel): are both shifted?
+
+    Needs no target: the most likely token of row t must be the stored id t + 1 more often than any other.
+    """
+    agreement = capture.about.get("next_token_agreement")
+    if not isinstance(agreement, dict) or len(agreement) < 2:
+        return []
+    ranked = sorted(agreement, key=lambda offset: agreement[offset], reverse=True)
+    best, second = ranked[0], ranked[1]
+    evidence = {"agreement_by_offset": {offset: _number(value) for offset, value in agreement.items()}}
+    if agreement[best] - agreement[second] < 0.1:
+        summary = (
+            "target_probs agree with the stored ids at no offset more than at others, so a shift cannot be told."
+        )
+        return [Check("token-shift", "target_probs", "undecided", summary, evidence)]
+    if best == "1":
+        summary = (
+            "target_probs of row t predict the stored id t+1: ids and probabilities are both shifted, as declared."
+        )
+        return [Check("token-shift", "target_probs", "confirmed", summary, evidence)]
+    summary = (
+        f"target_probs of row t predict the stored id t{int(best):+d} instead of t+1: ids or probabilities are not "
+        "shifted as declared."
+    )
+    return [Check("token-shift", "target_probs", "refuted", summary, evidence)]
+
+
 def _row_tokens(capture: Capture) -> Ints:
     """``[T]`` tokens by position, padding cut off."""
     return capture.tokens[: capture.valid_length]

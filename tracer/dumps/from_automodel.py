@@ -54,7 +54,8 @@ def _samples(folder: Path) -> Sequence[SampleRef]:
         ids = _shard_field(read_safetensors(shard), "input_ids")
         if ids.ndim != 2:
             raise UnreadableFile(f"The field 'input_ids' of '{shard}' has the shape {list(ids.shape)}, not [n, S].")
-        refs.extend(SampleRef(len(refs) + k, shard, k) for k in range(ids.shape[0]))
+        first = len(refs)
+        refs.extend(SampleRef(first + k, shard, k) for k in range(ids.shape[0]))
     return refs
 
 
@@ -101,11 +102,18 @@ def _read_eagle3(folder: Path, ref: SampleRef, request: Request) -> Capture:
     shifted = build.token_ids(_one(shard, "input_ids", ref.inner), "input_ids", path)
     aux = _one(shard, "aux_hidden_states", ref.inner)
     count = _count(manifest, "aux_layer_ids", where)
-    width = aux.shape[-1] // count if aux.shape[-1] % count == 0 else None
+    if aux.shape[-1] % count:
+        raise UnreadableFile(
+            f"The aux_layer_ids of '{where}' name {count} layers, and the states are {aux.shape[-1]} wide, no multiple of "
+            "that; write the cache again."
+        )
+    width = aux.shape[-1] // count
     parts = build.side_by_side(aux, "aux_hidden_states", path, request, width)
     boundaries = _ids(manifest, "aux_layer_ids", len(parts), where)
     mask = _optional(shard, "loss_mask", ref.inner)
     attention = _optional(shard, "attention_mask", ref.inner)
+    valid = build.valid_length(shifted, mask, attention)
+    agreement = {} if request.tokens_only else _next_token_agreement(shard, ref.inner, manifest, valid)
     return build.capture(
         path,
         "AM-EAGLE3",
@@ -114,11 +122,41 @@ def _read_eagle3(folder: Path, ref: SampleRef, request: Request) -> Capture:
         build.slots_of(parts, "aux_hidden_states", boundaries, "manifest.json aux_layer_ids, O(id) = B(id + 1)"),
         mask=None if mask is None else np.concatenate([np.zeros(1, np.int64), mask[:-1]]),
         mask_offset=1,
-        valid_length=build.valid_length(shifted, mask, attention),
-        about={"manifest": manifest, "folder": str(folder)},
+        valid_length=valid,
+        about={"manifest": manifest, "folder": str(folder), "next_token_agreement": agreement},
         notes=("ids, mask and target_probs are stored shifted left by one: the first token is lost, and no last "
                "state is stored",),
     )  # fmt: skip
+
+
+def _next_token_agreement(
+    shard: SafetensorsFile, inner: int, manifest: dict[str, Any], valid: int
+) -> dict[str, float]:
+    """How often the most likely token of target_probs row t is the stored id t + d, for d in -1..2.
+
+    Stored as they should be, both already shifted, the unique best d is 1. At most 256 rows are looked at.
+    """
+    chosen = manifest.get("selected_token_ids")
+    name = "target_probs" if "target_probs" in shard.tensors else "target_probs_values"
+    if name not in shard.tensors or not isinstance(chosen, list) or not all(type(k) is int for k in chosen):
+        return {}
+    probs = _one(shard, name, inner)
+    if probs.ndim != 2 or 0 in probs.shape:
+        return {}
+    rows = np.unique(np.linspace(0, max(0, min(valid, probs.shape[0]) - 1), 256).astype(np.int64))
+    top = probs.with_array(probs.array[rows]).floats().argmax(-1)
+    if name == "target_probs_values":
+        top = _one(shard, "target_probs_indices", inner).ints()[rows, top]
+    if len(top) == 0 or int(top.max()) >= len(chosen) or int(top.min()) < 0:
+        return {}
+    best = np.array(chosen, np.int64)[top]
+    ids = _one(shard, "input_ids", inner).ints()
+    found = {}
+    for d in (-1, 0, 1, 2):
+        inside = (rows + d >= 0) & (rows + d < valid - 1)
+        if inside.any():
+            found[str(d)] = float((ids[rows[inside] + d] == best[inside]).mean())
+    return found
 
 
 def _read_dspark(folder: Path, ref: SampleRef, request: Request) -> Capture:

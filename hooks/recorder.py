@@ -8,7 +8,6 @@ raises into the engine: what goes wrong is counted, logged once, and marks the t
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from drafttrace.hooks.plan import ModelFacts
 from drafttrace.hooks.session import Session
 from drafttrace.hooks.sink import WriterThread
 from drafttrace.hooks.static import StaticTaps
-from drafttrace.hooks.store import INCOMPLETE, Store, write_json
+from drafttrace.hooks.store import INCOMPLETE, Store, identity, write_json
 from drafttrace.tracer.capture import Phase
 from drafttrace.tracer.trace.schema import SOURCE_GRAPH_BUFFER
 
@@ -137,7 +136,7 @@ class Recorder:
         if self.rank:
             return
         try:
-            write_json(self.store.state_path(trace_id), {"state": INCOMPLETE, "reason": reason, "pid": os.getpid()})
+            write_json(self.store.state_path(trace_id), {"state": INCOMPLETE, "reason": reason, **identity()})
         except OSError as error:
             self.fail("refuse", error)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,7 +14,7 @@ from drafttrace.hooks.options import TapOptions
 from drafttrace.hooks.plan import ModelFacts, expected_taps, hashed_names, layout_of
 from drafttrace.hooks.ranks import RankLog, collect
 from drafttrace.hooks.sink import TraceFile, WriterThread
-from drafttrace.hooks.store import Store, write_json
+from drafttrace.hooks.store import Store, identity, write_json
 from drafttrace.tracer.capture import Probe
 from drafttrace.tracer.trace.writer import TraceWriter
 
@@ -244,7 +243,7 @@ class Session:
         if self._store.request_of(self.owner) is None:
             return  # deleted while it was recorded: nobody wants to hear of it any more
         rows = self._file.rows if self._file is not None else 0
-        data = {"state": state, "reason": reason, "rows": rows, "pid": os.getpid(), "created": self._created}
+        data = {"state": state, "reason": reason, "rows": rows, "created": self._created, **identity()}
         try:
             write_json(self._store.state_path(self.id), data)
         except OSError as error:

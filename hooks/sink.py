@@ -9,10 +9,9 @@ from typing import Protocol
 
 import numpy as np
 
+from drafttrace.hooks.assemble import Array, records_of, tensors_of
 from drafttrace.hooks.frames import Batch, FrameRows, as_numpy
-from drafttrace.hooks.identity import Verdict, accepted_rows, outside_output
-from drafttrace.tracer.capture import Accepted
-from drafttrace.tracer.trace import schema
+from drafttrace.hooks.identity import Verdict
 from drafttrace.tracer.trace.layout import TraceLayout
 from drafttrace.tracer.trace.writer import TraceWriter
 
@@ -99,7 +98,7 @@ class TraceFile:
 
     def __init__(self, open_writer: Callable[[], TraceWriter], layout: TraceLayout) -> None:
         self._writer = open_writer()
-        self._storage = {spec.name: spec for spec in (*layout.target, *layout.draft)}
+        self._specs = {spec.name: spec for spec in (*layout.target, *layout.draft)}
         self._swept: dict[str, int] = {}
         self.dropped: dict[str, int] = {}
 
@@ -122,64 +121,27 @@ class TraceFile:
         if batch.nodes is not None and batch.count is not None:
             verdict = Verdict(as_numpy(batch.nodes).astype(np.int64), int(batch.count))
         for frame in batch.frames:
-            self._append_frame(frame, verdict, batch.total)
+            if frame.side == "target":
+                rows = records_of(frame, verdict, batch.total)
+                tensors, absent = tensors_of([frame], self._specs, verdict)
+                self._writer.append_target(rows, tensors | self._boundaries(frame), absent=absent)
+        drafts = [frame for frame in batch.frames if frame.side == "draft"]
+        if drafts:  # all steps of a round in one go: every call into HDF5 costs more than these few rows
+            rows = np.concatenate([records_of(frame, verdict, batch.total) for frame in drafts])
+            tensors, absent = tensors_of(drafts, self._specs, verdict)
+            self._writer.append_draft(rows, tensors, absent=absent)
         self._writer.flush()
 
-    def _append_frame(self, frame: FrameRows, verdict: Verdict | None, total: int | None) -> None:
-        position = as_numpy(frame.position).astype(np.int64)
-        accepted = accepted_rows(frame.group, frame.rows, verdict)
-        if total is not None:
-            accepted[outside_output(position, total) & (accepted == Accepted.ACCEPTED)] = Accepted.REJECTED
-        fields = {
-            "position": position,
-            "token_id": as_numpy(frame.token_id).astype(np.int64),
-            "phase": int(frame.group.phase),
-            "round": frame.round,
-            "accepted": accepted,
-            "frame": frame.frame,
-            "graph": schema.GRAPH_REPLAY if frame.graph else schema.EAGER,
-            "source": max((part.source for part in frame.parts.values()), default=schema.SOURCE_HOOK),
-            "live_rows": frame.live_rows,
-            "padded_rows": frame.padded_rows or frame.live_rows,
-            "cached_prefix": frame.cached_prefix,
-            "rank": frame.rank,
-        }
-        tensors, absent = self._tensors(frame, verdict)
-        if frame.side == "target":
-            rows = schema.records(schema.TARGET_ROW, frame.rows, **fields)
-            self._writer.append_target(rows, tensors, absent=absent)
-        else:
-            rows = schema.records(schema.DRAFT_ROW, frame.rows, step=frame.group.step, **fields)
-            self._writer.append_draft(rows, tensors, absent=absent)
-
-    def _tensors(
-        self, frame: FrameRows, verdict: Verdict | None
-    ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """Arrays in storage form, brought to the declared width, and which rows of each are not there."""
-        tensors: dict[str, np.ndarray] = {}
-        absent: dict[str, np.ndarray] = {}
+    def _boundaries(self, frame: FrameRows) -> dict[str, Array]:
+        """The sweep's rows of a frame, as long as they connect to the rows before."""
+        found: dict[str, Array] = {}
         for name, part in frame.parts.items():
-            spec = self._storage[name]
+            if not self._specs[name].is_boundary:
+                continue
             array = as_numpy(part.tensor)
-            if spec.is_boundary:
-                if self._swept.get(name, 0) == self._writer.target_rows:
-                    tensors[name] = array
-                    self._swept[name] = self._swept.get(name, 0) + len(array)
-                else:
-                    self.dropped[name] = self.dropped.get(name, 0) + len(array)
-                continue
-            offset = part.offset
-            if offset is None:
-                offset = verdict.count - 1 if verdict is not None else 0
-            if array.shape == (frame.rows, spec.width):
-                tensors[name] = array
-                continue
-            # Narrower rows (a recycled state where fc's wide input is declared) stand at the front of the row.
-            whole = np.zeros((frame.rows, spec.width), spec.storage)
-            whole[offset : offset + len(array), : array.shape[1]] = array
-            tensors[name] = whole
-            if len(array) != frame.rows:
-                missing = np.ones(frame.rows, bool)
-                missing[offset : offset + len(array)] = False
-                absent[name] = missing
-        return tensors, absent
+            if self._swept.get(name, 0) == self._writer.target_rows:
+                found[name] = array
+                self._swept[name] = self._swept.get(name, 0) + len(array)
+            else:
+                self.dropped[name] = self.dropped.get(name, 0) + len(array)
+        return found

@@ -54,9 +54,30 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return data if isinstance(data, dict) else None
 
 
-def alive(pid: object) -> bool:
-    """Whether a process of this machine has this number."""
+def birth(pid: int) -> str | None:
+    """When a process was started, in the kernel's own unit; None where that cannot be known.
+
+    Containers give the same numbers to the processes of every run: a number alone does not name a process.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    fields = stat.rpartition(")")[2].split()
+    return fields[19] if len(fields) > 19 else None
+
+
+def identity() -> dict[str, Any]:
+    """What names this process in a file of the trace folder."""
+    return {"pid": os.getpid(), "birth": birth(os.getpid())}
+
+
+def alive(said: Mapping[str, Any]) -> bool:
+    """Whether the process that wrote ``said`` (with :func:`identity`) still runs."""
+    pid, born = said.get("pid"), said.get("birth")
     if not isinstance(pid, int):
+        return False
+    if born is not None and (now := birth(pid)) is not None and now != born:
         return False
     try:
         os.kill(pid, 0)
@@ -110,7 +131,7 @@ class Store:
             batch = f"the request was a batch; each part has a trace of its own: {parts}" if parts else None
             return TraceState(trace_id, INCOMPLETE if batch else WAITING, size, 0, batch, created)
         state, reason = str(said.get("state", RECORDING)), said.get("reason")
-        if state == RECORDING and not alive(said.get("pid")):
+        if state == RECORDING and not alive(said):
             state, reason = INCOMPLETE, _GONE
         return TraceState(trace_id, state, size, int(said.get("rows", 0)), reason, created)
 
@@ -180,7 +201,7 @@ class Store:
 
     def write_status(self, name: str, data: Mapping[str, Any]) -> None:
         """What this process says of itself."""
-        write_json(self.status_directory / f"{name}.json", {**data, "pid": os.getpid(), "written": time.time()})
+        write_json(self.status_directory / f"{name}.json", {**data, **identity(), "written": time.time()})
 
     def statuses(self) -> list[dict[str, Any]]:
         """What the living processes say of themselves, in the order of their names."""
@@ -188,7 +209,7 @@ class Store:
         with contextlib.suppress(OSError):
             for path in sorted(self.status_directory.glob("*.json")):
                 data = read_json(path)
-                if data is not None and alive(data.get("pid")):
+                if data is not None and alive(data):
                     found.append(data)
         return found
 
@@ -197,7 +218,7 @@ class Store:
         with contextlib.suppress(OSError):
             for path in self.status_directory.glob("*.json"):
                 data = read_json(path)
-                if data is None or not alive(data.get("pid")):
+                if data is None or not alive(data):
                     path.unlink(missing_ok=True)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 
 from drafttrace.hooks.config import Settings
 from drafttrace.hooks.routes import Service
-from drafttrace.hooks.store import Store, write_json
+from drafttrace.hooks.store import Store, identity, write_json
 
 NOBODY = 2**22 - 7  # a process number that no machine of ours hands out
 
@@ -30,9 +29,9 @@ def service(store: Store, **settings: Any) -> Service:
 def test_a_trace_goes_from_waiting_to_complete(store: Store) -> None:
     store.ask("one", {})
     assert store.state("one").state == "waiting"  # type: ignore[union-attr]
-    write_json(store.state_path("one"), {"state": "recording", "rows": 3, "pid": os.getpid()})
+    write_json(store.state_path("one"), {"state": "recording", "rows": 3, **identity()})
     assert store.state("one").state == "recording"  # type: ignore[union-attr]
-    write_json(store.state_path("one"), {"state": "complete", "rows": 9, "pid": os.getpid()})
+    write_json(store.state_path("one"), {"state": "complete", "rows": 9, **identity()})
     state = store.state("one")
     assert state is not None and state.finished and state.rows == 9
 
@@ -42,6 +41,13 @@ def test_a_recording_of_a_dead_process_is_incomplete(store: Store) -> None:
     write_json(store.state_path("one"), {"state": "recording", "rows": 3, "pid": NOBODY})
     state = store.state("one")
     assert state is not None and state.state == "incomplete" and "gone" in (state.reason or "")
+
+
+def test_a_number_that_another_process_has_now_is_not_the_recorder(store: Store) -> None:
+    """Containers give the same process numbers at every start."""
+    store.ask("one", {})
+    write_json(store.state_path("one"), {"state": "recording", **identity(), "birth": "1"})
+    assert store.state("one").state == "incomplete"  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "", "a.b", "x" * 65, ".status"])

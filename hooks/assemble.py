@@ -1,0 +1,81 @@
+"""From the frames of one scheduler step to the arrays that the trace writer takes: pure, no files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from drafttrace.hooks.frames import FrameRows, Part, as_numpy
+from drafttrace.hooks.identity import Verdict, accepted_rows, outside_output
+from drafttrace.tracer.capture import Accepted
+from drafttrace.tracer.trace import schema
+from drafttrace.tracer.trace.layout import TensorSpec
+
+Array = npt.NDArray[Any]
+
+
+def records_of(frame: FrameRows, verdict: Verdict | None, total: int | None) -> schema.Records:
+    """The row records of one frame. total: tokens of the text after the step, where that is known."""
+    position = as_numpy(frame.position).astype(np.int64)
+    accepted = accepted_rows(frame.group, frame.rows, verdict)
+    if total is not None:
+        accepted[outside_output(position, total) & (accepted == Accepted.ACCEPTED)] = Accepted.REJECTED
+    fields: dict[str, Any] = {
+        "position": position,
+        "token_id": as_numpy(frame.token_id).astype(np.int64),
+        "phase": int(frame.group.phase),
+        "round": frame.round,
+        "accepted": accepted,
+        "frame": frame.frame,
+        "graph": schema.GRAPH_REPLAY if frame.graph else schema.EAGER,
+        "source": max((part.source for part in frame.parts.values()), default=schema.SOURCE_HOOK),
+        "live_rows": frame.live_rows,
+        "padded_rows": frame.padded_rows or frame.live_rows,
+        "cached_prefix": frame.cached_prefix,
+        "rank": frame.rank,
+    }
+    if frame.side == "target":
+        return schema.records(schema.TARGET_ROW, frame.rows, **fields)
+    return schema.records(schema.DRAFT_ROW, frame.rows, step=frame.group.step, **fields)
+
+
+def tensors_of(
+    frames: Sequence[FrameRows], specs: Mapping[str, TensorSpec], verdict: Verdict | None
+) -> tuple[dict[str, Array], dict[str, npt.NDArray[np.bool_]]]:
+    """The taps of all frames (of one side, in their order) as arrays over all their rows, and the rows without one.
+
+    Narrower rows (a recycled state where fc's wide input is declared) stand at the front of the declared width.
+    Boundaries are left out: they cover the first rows of a trace only.
+    """
+    total = sum(frame.rows for frame in frames)
+    names = dict.fromkeys(name for frame in frames for name in frame.parts if not specs[name].is_boundary)
+    tensors: dict[str, Array] = {}
+    absent: dict[str, npt.NDArray[np.bool_]] = {}
+    for name in names:
+        spec = specs[name]
+        only = as_numpy(frames[0].parts[name].tensor) if len(frames) == 1 else None
+        if only is not None and only.shape == (total, spec.width):
+            tensors[name] = only
+            continue
+        whole, missing, at = np.zeros((total, spec.width), spec.storage), np.ones(total, bool), 0
+        for frame in frames:
+            part = frame.parts.get(name)
+            if part is not None:
+                start = at + _offset(part, verdict)
+                array = as_numpy(part.tensor)
+                whole[start : start + len(array), : array.shape[1]] = array
+                missing[start : start + len(array)] = False
+            at += frame.rows
+        tensors[name] = whole
+        if missing.any():
+            absent[name] = missing
+    return tensors, absent
+
+
+def _offset(part: Part, verdict: Verdict | None) -> int:
+    if part.offset is not None:
+        return part.offset
+    return verdict.count - 1 if verdict is not None else 0

@@ -211,9 +211,24 @@ def _counts(values: Any, kind: type[Phase] | type[Accepted]) -> dict[str, int]:
     return {kind(value).name.lower(): count for value, count in sorted(found.items()) if value in set(kind)}
 
 
+def _real_rows(capture: Capture) -> int | None:
+    """How many rows come before the padding; None where the rows do not follow the tokens one by one."""
+    position, valid = capture.table.position, capture.valid_length
+    ordered = len(position) > valid > 0 and bool((position == np.arange(len(position))).all())
+    return valid if ordered else None
+
+
 def _states(capture: Capture, checks: list[Check], layers: int | None) -> list[StateView]:
+    count = _real_rows(capture)
+
+    def view(
+        role: str, name: str, rows: Rows, boundary: int | None, source: str, norm: str | None, probably: str
+    ) -> StateView:
+        statistics = row_statistics(rows, count)
+        return StateView(role, name, rows.shape, rows.dtype.value, boundary, source, norm, statistics, probably)
+
     views = [
-        _view(
+        view(
             "slot",
             slot.name,
             slot.rows,
@@ -226,30 +241,11 @@ def _states(capture: Capture, checks: list[Check], layers: int | None) -> list[S
     ]
     embed, last = capture.embed, capture.last
     if embed is not None:
-        views.append(
-            _view("embed", embed.name, embed.rows, embed.boundary, embed.source, None, "the embedding, B0")
-        )
+        views.append(view("embed", embed.name, embed.rows, embed.boundary, embed.source, None, "the embedding, B0"))
     if last is not None:
-        views.append(
-            _view(
-                "last",
-                last.name,
-                last.rows,
-                last.boundary,
-                last.proven_by,
-                str(last.norm),
-                _last(last.name, checks),
-            )
-        )
+        probably = _last(last.name, checks)
+        views.append(view("last", last.name, last.rows, last.boundary, last.proven_by, str(last.norm), probably))
     return views
-
-
-def _view(
-    role: str, name: str, rows: Rows, boundary: int | None, source: str, norm: str | None, probably: str
-) -> StateView:
-    return StateView(
-        role, name, rows.shape, rows.dtype.value, boundary, source, norm, row_statistics(rows), probably
-    )
 
 
 def _probably(slot: Any, k: int, capture: Capture, checks: list[Check], layers: int | None) -> str:

@@ -38,9 +38,10 @@ class RowStatistics:
         return asdict(self)
 
 
-def row_statistics(rows: Rows) -> RowStatistics:
-    """Read every row, or evenly spread blocks of a large matrix, and sum up."""
-    spans = _spans(len(rows), rows.width)
+def row_statistics(rows: Rows, count: int | None = None) -> RowStatistics:
+    """Read the first ``count`` rows (default: all), or evenly spread blocks of a large matrix, and sum up."""
+    count = len(rows) if count is None else min(count, len(rows))
+    spans = _spans(count, rows.width)
     norms: list[npt.NDArray[np.float64]] = []
     nan_rows = zero_rows = repeated = read = 0
     row0: float | None = None
@@ -56,7 +57,7 @@ def row_statistics(rows: Rows) -> RowStatistics:
             repeated += int((block[1:] == block[:-1]).all(-1).sum())
             if start == 0 and finite[0]:
                 row0 = float(norm[0])
-            skip = 1 if start == 0 and len(rows) > 1 else 0
+            skip = 1 if start == 0 and count > 1 else 0
             norms.append(norm[skip:][finite[skip:]])
     every = np.concatenate(norms) if norms else np.empty(0)
     if len(every) == 0:

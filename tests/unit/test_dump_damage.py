@@ -452,7 +452,11 @@ def test_unknown_format_name(tmp_path: Path) -> None:
 
 # --- fuzz ----------------------------------------------------------------------------------------------------
 
-FUZZ = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+# DRAFTTRACE_FUZZ=5000 looks longer, and elsewhere each time.
+EXAMPLES = int(os.environ.get("DRAFTTRACE_FUZZ", "60"))
+FUZZ = settings(
+    max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), derandomize=EXAMPLES == 60
+)
 
 
 @FUZZ

@@ -55,7 +55,7 @@ def _install_scheduler(settings: Settings, version: str) -> None:
         from drafttrace.hooks.sglang_engine.runtime import SchedulerHooks
 
         hooks = SchedulerHooks(settings, store, version)
-        _register([(spec, hooks.hook(spec.name)) for spec in SCHEDULER_HOOKS])
+        _register([(spec, hooks.hook(spec)) for spec in SCHEDULER_HOOKS])
     except Exception as error:
         store.write_status(
             f"scheduler-{os.getpid()}", {"role": "scheduler", "reason": f"the hooks failed: {error}"}

@@ -19,13 +19,16 @@ from drafttrace.hooks.plan import ModelFacts
 from drafttrace.hooks.recorder import Entry, Recorder
 from drafttrace.hooks.sglang_engine import facts as facts_of
 from drafttrace.hooks.sglang_engine import graphs, heads, override
-from drafttrace.hooks.sglang_engine.attach import Taps, backbone_of
+from drafttrace.hooks.sglang_engine.attach import Taps, argument, backbone_of
 from drafttrace.hooks.sglang_engine.status import hook_report
-from drafttrace.hooks.sglang_engine.versions import SCHEDULER_HOOKS
+from drafttrace.hooks.sglang_engine.versions import SCHEDULER_HOOKS, HookSpec
 from drafttrace.hooks.store import Store
 from drafttrace.tracer.capture import Phase
 
 logger = logging.getLogger("drafttrace")
+
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
 
 _NO_IDS = "the request gives embeddings in place of token ids, so its rows have no identity; send token ids or text"
 
@@ -43,15 +46,28 @@ class SchedulerHooks:
         self.draft: Any = None
         self.taps: dict[str, Taps] = {}
         self.failed: dict[str, str] = {}
-        self._scheduler: Any = None
         self._known: ModelFacts | None = None
         self._step = 0
         self._passes = graphs.Passes(self.recorder)
 
-    def hook(self, name: str) -> Callable[..., Any]:
-        """The function that SGLang's registry is given for the hook ``name``."""
-        found: Callable[..., Any] = getattr(self, name)
-        return found
+    def hook(self, spec: HookSpec) -> Callable[..., Any]:
+        """The function that SGLang's registry is given for a hook. However SGLang passes arguments, nothing raises.
+
+        The one exception is on purpose: a wiring that cannot work stops the server before it serves.
+        """
+        body: Callable[..., Any] = getattr(self, spec.name)
+        if spec.kind == "around":
+            return lambda original, *args, **kwargs: body(original, args, kwargs)
+
+        def aside(*args: Any, **kwargs: Any) -> None:
+            try:
+                body(*args, **kwargs)
+            except override.WrongWiring:
+                raise
+            except Exception as error:
+                self.recorder.fail(spec.name, error)
+
+        return aside
 
     def _facts(self) -> ModelFacts:
         if self._known is None:
@@ -102,17 +118,19 @@ class SchedulerHooks:
             # On purpose outside any try: a wrong wiring is refused before serving starts.
             override.install(runner, self.draft, self.settings.wiring, facts_of.layers_of(runner.model_config))
 
-    def run_event_loop(self, original: Callable[..., Any], scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+    def run_event_loop(self, original: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
         """Serving begins: say what this process is. It ends: end the traces."""
         self.fired["run_event_loop"] += 1
-        self._scheduler = scheduler
         self.recorder.starting = False
         self._attach(False)
         self.publish()
         try:
-            return original(scheduler, *args, **kwargs)
+            return original(*args, **kwargs)
         finally:
-            self.recorder.stop()
+            try:
+                self.recorder.stop()
+            except Exception as error:
+                self.recorder.fail("stop", error)
 
     def publish(self) -> None:
         """Write the status that the HTTP side reports."""
@@ -128,22 +146,23 @@ class SchedulerHooks:
 
     # One scheduler step
 
-    def run_batch(self, original: Callable[..., Any], scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+    def run_batch(self, original: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
         """The one check that an idle recorder costs: does a request in the batch carry the prefix?"""
-        traced = [req for req in batch.reqs if req.rid.startswith(RID_PREFIX)]
-        if not traced:
-            return original(scheduler, batch, *args, **kwargs)
         recorder = self.recorder
-        self.fired["run_batch"] += 1
-        self._step = 0
         try:
-            self._scheduler = scheduler
-            recorder.open_batch(self._admit(traced), verifies=self._verifies(batch))
-            self._attach(recorder.active)
+            batch = argument(args, kwargs, 1, "batch")
+            traced = [req for req in batch.reqs if req.rid.startswith(RID_PREFIX)]
+            if traced:
+                self.fired["run_batch"] += 1
+                self._step = 0
+                recorder.open_batch(self._admit(traced), verifies=bool(batch.forward_mode.is_decode()))
+                self._attach(recorder.active)
         except Exception as error:
             recorder.fail("run_batch", error)
+        if not recorder.active:
+            return original(*args, **kwargs)
         try:
-            return original(scheduler, batch, *args, **kwargs)
+            return original(*args, **kwargs)
         finally:
             try:
                 self._attach(False)
@@ -167,28 +186,24 @@ class SchedulerHooks:
                 admitted[req.rid] = req.origin_input_ids
         return admitted
 
-    def _verifies(self, batch: Any) -> bool:
-        return bool(batch.forward_mode.is_decode())
-
-    def forward(
-        self, original: Callable[..., Any], runner: Any, forward_batch: Any, *args: Any, **kwargs: Any
-    ) -> Any:
+    def forward(self, original: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
         """One forward pass of the target or of the draft."""
         recorder = self.recorder
         if not recorder.active:
-            return original(runner, forward_batch, *args, **kwargs)
+            return original(*args, **kwargs)
         self.fired["forward"] += 1
+        runner, batch = argument(args, kwargs, 0, "self"), argument(args, kwargs, 1, "forward_batch")
         try:
-            self._begin(runner, forward_batch)
+            self._begin(runner, batch)
         except Exception as error:
             recorder.fail("begin_frame", error)
         out = None
         try:
-            out = original(runner, forward_batch, *args, **kwargs)
+            out = original(*args, **kwargs)
             return out
         finally:
             try:
-                self._end(runner, forward_batch, out)
+                self._end(runner, batch, out)
             except Exception as error:
                 recorder.fail("end_frame", error)
 
@@ -229,33 +244,33 @@ class SchedulerHooks:
     def _strided(self, rids: Sequence[str], stride: int) -> list[Entry]:
         return [Entry(rid, *stride_range(i, stride), i, self._cached(rid, None)) for i, rid in enumerate(rids)]
 
-    def draft_forward(self, original: Callable[..., Any], worker: Any, *args: Any, **kwargs: Any) -> Any:
+    def draft_forward(self, original: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
         """A round of draft steps, eager or while its graph is captured."""
         self.fired["draft_forward"] += 1
         self._step = 0
         self._passes.restart()
-        return original(worker, *args, **kwargs)
+        return original(*args, **kwargs)
 
-    def draft_graph(self, original: Callable[..., Any], runner: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+    def draft_graph(self, original: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
         """All draft steps of a round, replayed by one graph."""
-        out = original(runner, batch, *args, **kwargs)
+        out = original(*args, **kwargs)
         if self.recorder.active:
             self.fired["draft_graph"] += 1
             try:
+                runner, batch = argument(args, kwargs, 0, "self"), argument(args, kwargs, 1, "forward_batch")
                 branches = int(self.target.server_args.speculative_eagle_topk or 1)
                 graphs.record_draft_steps(self.recorder, runner, batch, self._strided, branches)
             except Exception as error:
                 self.recorder.fail("draft_graph", error)
         return out
 
-    def draft_extend_graph(
-        self, original: Callable[..., Any], runner: Any, batch: Any, *args: Any, **kwargs: Any
-    ) -> Any:
+    def draft_extend_graph(self, original: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
         """Draft extend after verify, replayed by a graph."""
-        out = original(runner, batch, *args, **kwargs)
+        out = original(*args, **kwargs)
         if self.recorder.active:
             self.fired["draft_extend_graph"] += 1
             try:
+                runner, batch = argument(args, kwargs, 0, "self"), argument(args, kwargs, 1, "forward_batch")
                 graphs.record_draft_extend(self.recorder, runner, batch, out, self._strided, self.draft.model)
             except Exception as error:
                 self.recorder.fail("draft_extend_graph", error)
@@ -286,12 +301,13 @@ class SchedulerHooks:
                 heads.seam_slots(frame, logits.hidden_states)
         self.recorder.end_frame(graph=graph)
 
-    def verify(self, original: Callable[..., Any], worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+    def verify(self, original: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
         """The verifier's answer: which nodes of each request's tree hold."""
-        result = original(worker, batch, *args, **kwargs)
+        result = original(*args, **kwargs)
         if self.recorder.active:
             self.fired["verify"] += 1
             try:
+                worker, batch = argument(args, kwargs, 0, "self"), argument(args, kwargs, 1, "batch")
                 for i, req in enumerate(batch.reqs):
                     if req.rid in self.recorder.sessions:
                         nodes = heads.accepted_nodes(result, i, int(getattr(worker, "topk", 1)))
@@ -302,16 +318,14 @@ class SchedulerHooks:
 
     # Results
 
-    def process_batch_result(self, value: Any, scheduler: Any, batch: Any, result: Any, *args: Any) -> None:
+    def process_batch_result(self, value: Any, *args: Any, **kwargs: Any) -> None:
         """Tokens are in the requests' outputs now: let the rows go to the writer, and end what is finished."""
         if not self.recorder.sessions:
             return
-        try:
-            for i, req in enumerate(batch.reqs):
-                if req.rid in self.recorder.sessions:
-                    self._settle(batch, result, i, req)
-        except Exception as error:
-            self.recorder.fail("process_batch_result", error)
+        batch, result = argument(args, kwargs, 1, "batch"), argument(args, kwargs, 2, "result")
+        for i, req in enumerate(batch.reqs):
+            if req.rid in self.recorder.sessions:
+                self._settle(batch, result, i, req)
 
     def _settle(self, batch: Any, result: Any, i: int, req: Any) -> None:
         self.fired["process_batch_result"] += 1
@@ -351,8 +365,9 @@ class SchedulerHooks:
             self.fired["reset_for_retract"] += 1
             session.note("retracted", output_tokens=len(req.output_ids))
 
-    def send_abort_output(self, value: Any, scheduler: Any, abort: Any, req: Any, *args: Any) -> None:
+    def send_abort_output(self, value: Any, *args: Any, **kwargs: Any) -> None:
         """A request is gone before it was finished."""
+        req = argument(args, kwargs, 2, "req")
         if req.rid.startswith(RID_PREFIX):
             self.fired["send_abort_output"] += 1
             self.recorder.abandon(req.rid, "the request was aborted while it waited")

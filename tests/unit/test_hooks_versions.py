@@ -62,6 +62,45 @@ def test_every_hook_has_a_function() -> None:
         assert callable(getattr(runtime.SchedulerHooks, spec.name))
 
 
+def test_whatever_reaches_a_hook_the_server_gets_its_answer(
+    tmp_path: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Arguments by name or by position, in an order nobody foresaw, or of a shape that no release has."""
+    from drafttrace.hooks.config import Settings
+    from drafttrace.hooks.sglang_engine.runtime import SchedulerHooks
+
+    store = Store(tmp_path)
+    store.create()
+    hooks = SchedulerHooks(Settings(tmp_path), store, "0.5.23")
+    idle = SimpleNamespace(problem=lambda *_: None, end=lambda *_: None, prompt=[])
+    hooks.recorder.sessions["drafttrace-x"] = idle  # type: ignore[assignment]
+    hooks.recorder.active = True
+    for spec in SCHEDULER_HOOKS:
+        hook = hooks.hook(spec)
+        for args, kwargs in (((), {}), ((1,), {}), ((None, None), {}), ((None,), {"batch": 3, "result": None})):
+            if spec.kind == "around":
+                assert hook(lambda *a, **k: (a, k), *args, **kwargs) == (args, kwargs)
+            else:
+                assert hook(*args, **kwargs) is None
+    assert hooks.recorder.errors > 0
+    assert len([record for record in caplog.records if "further errors are only counted" in record.message]) <= 1
+
+
+def test_an_error_of_the_server_stays_the_servers(tmp_path: Any) -> None:
+    from drafttrace.hooks.config import Settings
+    from drafttrace.hooks.sglang_engine.runtime import SchedulerHooks
+
+    hooks = SchedulerHooks(Settings(tmp_path), Store(tmp_path), "0.5.23")
+
+    def broken(*args: Any) -> None:
+        raise MemoryError("the server's own")
+
+    for spec in SCHEDULER_HOOKS:
+        if spec.kind == "around":
+            with pytest.raises(MemoryError, match="the server's own"):
+                hooks.hook(spec)(broken, None, SimpleNamespace(reqs=[]))
+
+
 class PlusOne:
     def set_eagle3_layers_to_capture(self, ids: list[int]) -> None:
         self.model.layers_to_capture = [k + 1 for k in ids]  # type: ignore[attr-defined]

@@ -13,6 +13,7 @@ from drafttrace.tracer.capture import Capture, Ints, Slot
 from drafttrace.tracer.rows import Floats, Rows
 
 MAX_ROWS = 128
+_MAX_VALUES = 2**19
 MIN_ROWS = 3
 
 
@@ -103,6 +104,8 @@ def choose(
     Position 0 is left out where enough other rows exist: it is a massive row in real models.
     """
     ours, theirs = alignment.left_rows, alignment.reference_rows
+    width = max((s.rows.width for s in (*left, *reference)), default=1)
+    most = min(most, max(32, _MAX_VALUES // width))
     keep = np.ones(len(alignment), np.bool_)
     for stream in left:
         keep &= stream.has(ours)

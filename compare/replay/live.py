@@ -26,7 +26,11 @@ _EXTEND = (Phase.DRAFT_EXTEND_PREFILL, Phase.DRAFT_EXTEND_VERIFY)
 @dataclass(frozen=True)
 class Stage:
     """One tensor of one step, live against replayed: rows compared, cosine (None for proposals) or the share of equal
-    first choices (None for tensors)."""
+    first choices (None for tensors).
+
+    tied_top1: the share of rows in which the replay's first choice is the server's or has exactly its logit: in bf16
+    two of a thousand-odd tokens often do, and which of them a server then proposes is chance.
+    """
 
     step: int
     tensor: str
@@ -34,12 +38,13 @@ class Stage:
     cosine_min: float | None
     cosine_p50: float | None
     equal_top1: float | None
+    tied_top1: float | None = None
 
     @property
     def parted(self) -> bool:
         """Whether live and replay are different things here."""
-        if self.equal_top1 is not None:
-            return self.equal_top1 < _PARTED_AGREEMENT
+        if self.tied_top1 is not None:
+            return self.tied_top1 < _PARTED_AGREEMENT
         return self.cosine_p50 is not None and self.cosine_p50 < _PARTED_COSINE
 
 
@@ -63,8 +68,8 @@ class LiveComparison:
 
     @property
     def top1_agreement(self) -> float | None:
-        """Share of equal first choices over all steps."""
-        found = [(stage.rows, stage.equal_top1) for stage in self.stages if stage.equal_top1 is not None]
+        """Share of equal (or exactly tied) first choices over all steps."""
+        found = [(stage.rows, stage.tied_top1) for stage in self.stages if stage.tied_top1 is not None]
         rows = sum(count for count, _ in found)
         return sum(count * share for count, share in found) / rows if rows else None
 
@@ -182,5 +187,12 @@ def _proposals(step: int, mine: Ints, draft: DraftRows, live: Ints) -> Stage | N
     kept = np.ones(len(live), bool) if present is None else present[live]
     if not kept.any():
         return None
-    theirs = draft.ids["topk_ids"][live[kept], 0]
-    return Stage(step, "proposal", int(kept.sum()), None, None, float((theirs == mine[kept]).mean()))
+    theirs, chosen = draft.ids["topk_ids"][live[kept]], mine[kept]
+    equal = theirs[:, 0] == chosen
+    tied = equal
+    if "topk_logits" in draft.tensors:
+        logits = draft.tensors["topk_logits"].take(live[kept])
+        width = min(logits.shape[1], theirs.shape[1])
+        same = logits[:, :width] == logits[:, :1]
+        tied = equal | ((theirs[:, :width] == chosen[:, None]) & same).any(1)
+    return Stage(step, "proposal", int(kept.sum()), None, None, float(equal.mean()), float(tied.mean()))

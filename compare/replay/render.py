@@ -149,14 +149,15 @@ def _live(live: LiveComparison) -> Grid:
             plain(stage.cosine_p50, 5),
             plain(stage.cosine_min, 5),
             percent(stage.equal_top1),
+            percent(stage.tied_top1),
         )
         for stage in live.stages
     )
     return Grid(
         "Live against replay",
-        ("step", "what", "rows", "cosine p50", "cosine min", "equal first choice"),
+        ("step", "what", "rows", "cosine p50", "cosine min", "equal first choice", "or tied"),
         rows,
-        right=frozenset({0, 2, 3, 4, 5}),
+        right=frozenset({0, 2, 3, 4, 5, 6}),
         bold=frozenset(i for i, stage in enumerate(live.stages) if stage.parted),
     )
 
@@ -178,6 +179,8 @@ def _remarks(result: ReplayResult) -> Iterator[str]:
             else ""
         )
         yield f"search ({found.method}): {found.tried} of {found.possible} ordered wirings tried, best {found.winner}{tail}"
+        if found.undecided:
+            yield f"these rows cannot tell {found.winner} from {join(found.undecided, 4)}: record or dump more text"
     if result.live is not None and result.live.observed is not None:
         yield (
             f"observed accept length {result.live.observed:.2f} over {len(result.live.accept_lengths)} rounds of "

@@ -42,7 +42,8 @@ class VariantRow:
 @dataclass(frozen=True)
 class SearchInfo:
     """How the search went: ordered wirings tried of those possible, and the margin of the winner over the runner-up in
-    top-1 and in loss (positive: the winner's is lower)."""
+    top-1 and in loss (positive: the winner's is lower). undecided: wirings whose losses, row by row, chance cannot tell
+    from the winner's."""
 
     method: str
     tried: int
@@ -51,6 +52,7 @@ class SearchInfo:
     runner_up: str | None
     margin: float
     nll_margin: float
+    undecided: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from drafttrace.compare.audit.check import gather
-from drafttrace.compare.audit.evidence_checks import dump_wiring
-from drafttrace.compare.audit.sglang_rules import honoured
 from drafttrace.compare.audit.subject import Subject
 from drafttrace.compare.replay.findings import (
     coverage_findings,
@@ -24,20 +23,21 @@ from drafttrace.compare.replay.findings import (
     wiring_findings,
 )
 from drafttrace.compare.replay.live import LiveComparison, compare_live, draft_steps
-from drafttrace.compare.replay.loading import Replayer, load_replayer
+from drafttrace.compare.replay.prepare import Bench, name_slots, open_bench, plan_wirings, undeclared, variants_of
 from drafttrace.compare.replay.result import ReplayResult, SearchInfo, VariantRow, WiringRow
-from drafttrace.compare.replay.score import WiringScore, run_wirings, score
+from drafttrace.compare.replay.score import WiringScore, row_losses, run_wirings, score
 from drafttrace.compare.replay.search import Ranked, Wiring, search
-from drafttrace.compare.replay.switches import ABSOLUTE, OFFSETS, OWN, TARGETS, Switches, switches_of
-from drafttrace.compare.replay.texts import Key, Text, cut_to_sweep, key_name, keys_name, text_of
+from drafttrace.compare.replay.switches import Switches
+from drafttrace.compare.replay.texts import key_name, keys_name
 from drafttrace.compare.result import Finding
-from drafttrace.compare.target_parts import TargetParts, target_parts
 from drafttrace.tracer.capture import Capture
-from drafttrace.tracer.errors import DrafttraceError, NothingToCompare, UnreadableFile
+from drafttrace.tracer.errors import DrafttraceError, NothingToCompare
 
 DEFAULT_STEPS, MOST_STEPS = 3, 16
 _RESCORED = 5
 _SMALL = 512
+SEARCH = "search"
+Losses = npt.NDArray[np.float32]
 
 
 def replay(
@@ -75,9 +75,9 @@ def replay(
         )
     subject, notes, _ = gather(target_dir, draft_dir, version=sglang_version)
     with torch.inference_mode(), _threads(subject.draft.hidden_size):
-        bench = _open(subject, _named(subject, given, slots_are), count, ignore_switches, search_wirings)
-        notes += [remark for text in bench.texts for remark in text.notes] + _undeclared(bench.captures)
-        plan = _wirings(subject, bench, wirings)
+        bench = open_bench(subject, name_slots(subject, given, slots_are), count, ignore_switches, search_wirings)
+        notes += [remark for text in bench.texts for remark in text.notes] + undeclared(bench.captures)
+        plan = plan_wirings(subject, bench, wirings)
         made = _Maker(subject, bench, plan, progress)
         made.score_named()
         if search_wirings:
@@ -100,141 +100,13 @@ def _threads(width: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-@dataclass(frozen=True)
-class _Bench:
-    """Everything loaded: the draft, the texts, how to run it as trained and as served.
-
-    live_text: the first capture's text with all its rows, where ``texts`` are cut to what a layer sweep covers.
-    """
-
-    replayer: Replayer
-    texts: tuple[Text, ...]
-    live_text: Text
-    captures: tuple[Capture, ...]
-    steps: int
-    trained: Switches
-    served: Switches
-
-
-def _open(
-    subject: Subject, captures: Sequence[Capture], steps: int, ignore: Collection[str], sweep: bool
-) -> _Bench:
-    target = subject.target
-    if subject.target_weights is None:
-        raise UnreadableFile(
-            f"{target.path.parent} has no weights; the replay needs the target's embedding, give the whole folder."
-        )
-    parts: TargetParts = target_parts(
-        subject.target_weights, eps=target.eps, model_type=target.model_type, embed_scale=target.embed_scale
-    )
-    trained = switches_of(subject.draft, subject.draft_weights, ignore)
-    whole = tuple(text_of(capture, parts) for capture in captures)
-    texts = (
-        tuple(cut_to_sweep(capture, parts) or text_of(capture, parts) for capture in captures) if sweep else whole
-    )
-    longest = max(len(text.tokens) for text in whole) + steps
-    replayer = load_replayer(subject.draft, subject.draft_weights, parts, longest)
-    for text in (*whole, *texts):
-        _check_widths(text, replayer)
-    return _Bench(replayer, texts, whole[0], tuple(captures), steps, trained, served_switches(subject, trained))
-
-
-def _named(subject: Subject, captures: Sequence[Capture], slots_are: Sequence[int] | None) -> list[Capture]:
-    """The captures with boundaries for slots that their files leave open: by value for B0, else as the user says."""
-    found = []
-    for capture in captures:
-        if slots_are is not None and len(slots_are) != len(capture.slots):
-            raise DrafttraceError(
-                f"{capture.path} has {len(capture.slots)} slots, {keys_name(list(slots_are))} names {len(slots_are)}."
-            )
-        by_value, _ = dump_wiring(capture, subject.target_weights, subject.target.embed_scale)
-        slots = []
-        for k, slot in enumerate(capture.slots):
-            boundary, source = slot.boundary, slot.source
-            if by_value[k] == 0:
-                boundary, source = 0, "its rows are the target's embedding rows"
-            elif slots_are is not None and boundary is None:
-                boundary, source = slots_are[k], "named by the user"
-            slots.append(replace(slot, boundary=boundary, source=source))
-        found.append(replace(capture, slots=tuple(slots)))
-    return found
-
-
-def _undeclared(captures: Sequence[Capture]) -> list[str]:
-    """That a file does not name its slots' boundaries, which keeps the server's wiring from being compared."""
-    found = [slot for capture in captures for slot in capture.slots if slot.boundary is None]
-    if not found:
-        return []
-    return [
-        f"the file does not say which boundaries its slots are ({found[0].source}): they are called slot0, slot1, … "
-        "and the server's wiring cannot be found among them; name the layer ids of the dump to compare it"
-    ]
-
-
-def _check_widths(text: Text, replayer: Replayer) -> None:
-    width = replayer.config.slot_width
-    for key, (rows, _) in text.sources.items():
-        if rows.width != width:
-            raise NothingToCompare(
-                f"{text.name} has states {rows.width} wide ({key_name(key)}), the draft's slots are {width} wide; give the "
-                "draft that belongs to this target."
-            )
-    if len(text.tokens) < 3:
-        raise NothingToCompare(
-            f"{text.name} has {len(text.tokens)} tokens, too few to predict one; give a longer text."
-        )
-
-
-def served_switches(subject: Subject, trained: Switches) -> Switches:
-    """How SGLang runs this draft: flags that its class reads, norms only where a flag asks for them, its embedding."""
-    draft, version, name = subject.draft, subject.version, subject.draft.architecture or ""
-
-    def on(flag: str, asked: bool) -> bool:
-        return asked and honoured(flag, name, version)
-
-    return replace(
-        trained,
-        fc_norm=trained.fc_norm and on("fc_norm", draft.fc_norm),
-        input_norm=trained.input_norm and on("norm_before_fc", draft.norm_before_fc),
-        norm_before_residual=on("norm_before_residual", draft.norm_before_residual),
-        norm_output=on("norm_output", bool(draft.norm_output)),
-        embedding=TARGETS if draft.hidden_size == draft.slot_width else trained.embedding,
-        d2t=OFFSETS,
-    )
-
-
-def _wirings(subject: Subject, bench: _Bench, given: Sequence[Sequence[int]]) -> dict[Wiring, list[str]]:
-    """The wirings to compare, and who names each."""
-    slots, found = bench.replayer.model.slots, dict[Wiring, list[str]]()
-
-    def add(wiring: Sequence[Key], source: str) -> None:
-        found.setdefault(tuple(wiring), []).append(source)
-
-    for wiring in given:
-        if len(wiring) != slots:
-            raise DrafttraceError(
-                f"--wiring {keys_name(list(wiring))} names {len(wiring)} boundaries, the draft's fc reads {slots} slots."
-            )
-        add(tuple(wiring), "given")
-    first = bench.texts[0].file_wiring
-    if len(first) >= slots and all(text.file_wiring == first for text in bench.texts):
-        add(first[:slots], "file" if len(first) == slots else f"file, first {slots} slots")
-    served = subject.served.wiring
-    if served is not None and len(served) == slots:
-        add(served, f"server ({subject.served.who}, {subject.served.ids_from})")
-    trainer = subject.readings[0]
-    if trainer.wiring is not None and len(trainer.wiring) == slots and trainer.ids_from != "default":
-        add(trainer.wiring, f"config as {trainer.who} means it")
-    return found
-
-
 class _Maker:
     """Fills a result step by step."""
 
     def __init__(
         self,
         subject: Subject,
-        bench: _Bench,
+        bench: Bench,
         plan: dict[Wiring, list[str]],
         progress: Callable[[int], None] | None,
     ) -> None:
@@ -244,6 +116,7 @@ class _Maker:
             held &= set(text.sources)
         self._held = held
         self._scores: dict[Wiring, WiringScore] = {}
+        self._losses: dict[Wiring, Losses] = {}
         self._search: Ranked | None = None
         self._variants: list[VariantRow] = []
         self._as_served: WiringScore | None = None
@@ -252,18 +125,22 @@ class _Maker:
     def _available(self, wiring: Wiring) -> bool:
         return set(wiring) <= self._held
 
-    def _score(self, wirings: Sequence[Wiring], switches: Switches) -> list[WiringScore]:
+    def _score(self, wirings: Sequence[Wiring], switches: Switches, keep: bool = False) -> list[WiringScore]:
+        """Scores of wirings; ``keep`` remembers the losses of their rows, for telling close ones apart."""
         bench = self._bench
         per_text = [run_wirings(bench.replayer, text, wirings, switches, bench.steps) for text in bench.texts]
-        return [
-            score(bench.replayer, bench.texts, [guesses[i] for guesses in per_text], switches, bench.steps)
-            for i in range(len(wirings))
-        ]
+        found = []
+        for i, wiring in enumerate(wirings):
+            guesses = [one[i] for one in per_text]
+            found.append(score(bench.replayer, bench.texts, guesses, switches, bench.steps))
+            if keep:
+                self._losses[wiring] = row_losses(bench.texts, guesses)
+        return found
 
     def score_named(self) -> None:
         wirings = [wiring for wiring in self._plan if self._available(wiring)]
         if wirings:
-            self._scores |= zip(wirings, self._score(wirings, self._bench.trained), strict=True)
+            self._scores |= zip(wirings, self._score(wirings, self._bench.trained, keep=True), strict=True)
 
     def search(self) -> None:
         bench = self._bench
@@ -275,9 +152,9 @@ class _Maker:
         self._search = search(bench.replayer, bench.texts, keys, slots, bench.trained, seeds, self._progress)
         fresh = [wiring for wiring in self._search.wirings[:_RESCORED] if wiring not in self._scores]
         if fresh:
-            self._scores |= zip(fresh, self._score(fresh, bench.trained), strict=True)
+            self._scores |= zip(fresh, self._score(fresh, bench.trained, keep=True), strict=True)
         for wiring in self._search.wirings[:_RESCORED]:
-            self._plan.setdefault(wiring, []).append("search")
+            self._plan.setdefault(wiring, []).append(SEARCH)
 
     def reference(self) -> Wiring | None:
         """The wiring that works best."""
@@ -285,17 +162,24 @@ class _Maker:
 
     def _order(self, wirings: Iterable[Wiring]) -> list[Wiring]:
         """Best first by top-1; among those that chance cannot tell from the best, by the loss of the next token,
-        which uses every row's probabilities and not only their order."""
+        which uses every row's probabilities and not only their order. A wiring that somebody named goes before those
+        that only the search found as long as the losses of their rows cannot be told apart either."""
         known = [w for w in wirings if np.isfinite(self._scores[w].top1)]
         if not known:
             return []
         top = max(known, key=lambda w: self._scores[w].top1)
         best = self._scores[top]
-        alike = [w for w in known if not significant(best.top1, self._scores[w].top1, best.rows)]
+        alike = sorted(
+            (w for w in known if not significant(best.top1, self._scores[w].top1, best.rows)),
+            key=lambda w: self._scores[w].loss,
+        )
+        named = [w for w in alike if set(self._plan.get(w, ())) != {SEARCH}]
+        if named and not clearly_lower(self._losses[alike[0]], self._losses[named[0]]):
+            alike = [named[0], *(w for w in alike if w != named[0])]
         rest = [w for w in known if w not in alike]
         return [
-            *sorted(alike, key=lambda w: self._scores[w].nll),
-            *sorted(rest, key=lambda w: (-self._scores[w].top1, self._scores[w].nll)),
+            *alike,
+            *sorted(rest, key=lambda w: (-self._scores[w].top1, self._scores[w].loss)),
         ]
 
     def try_switches(self) -> None:
@@ -357,12 +241,13 @@ class _Maker:
     def _search_info(self) -> SearchInfo | None:
         if self._search is None:
             return None
-        order = self._order(self._search.wirings[:_RESCORED])
+        order = self._order(list(self._scores))
         if not order:
             return None
         scores = [self._scores[w] for w in order[:2]]
         margin = scores[0].top1 - scores[1].top1 if len(scores) > 1 else float("nan")
-        nll_margin = scores[1].nll - scores[0].nll if len(scores) > 1 else float("nan")
+        nll_margin = scores[1].loss - scores[0].loss if len(scores) > 1 else float("nan")
+        others = [w for w in order[1:] if not clearly_lower(self._losses[order[0]], self._losses[w])]
         return SearchInfo(
             method=self._search.method,
             tried=self._search.tried,
@@ -371,6 +256,7 @@ class _Maker:
             runner_up=keys_name(order[1]) if len(order) > 1 else None,
             margin=margin,
             nll_margin=nll_margin,
+            undecided=tuple(keys_name(w) for w in others),
         )
 
     def result(self, target: Path, draft: Path, notes: Sequence[str], seconds: float) -> ReplayResult:
@@ -400,25 +286,14 @@ class _Maker:
         )
 
 
+def clearly_lower(one: Losses, other: Losses) -> bool:
+    """Whether the first losses are lower than the second, row by row, by more than chance."""
+    difference = (other - one)[np.isfinite(one) & np.isfinite(other)]
+    if len(difference) < 2:
+        return False
+    return bool(difference.mean() > 2.0 * difference.std(ddof=1) / np.sqrt(len(difference)))
+
+
 def _share(one: WiringScore, step: int) -> float:
     at = one.steps[step]
     return at.token_top1 if at.target_top1 is None else at.target_top1
-
-
-def variants_of(base: Switches, replayer: Replayer) -> Iterator[tuple[str, str, Switches]]:
-    """Every switch that can be set otherwise with the weights at hand: name, value, all switches with it."""
-    if base.fc_norm:
-        yield "fc_norm", "False", replace(base, fc_norm=False)
-    if base.input_norm:
-        yield "input_norm", "False", replace(base, input_norm=False)
-    flipped = not base.norm_before_residual
-    yield "norm_before_residual", str(flipped), replace(base, norm_before_residual=flipped)
-    flipped = not base.norm_output
-    yield "norm_output", str(flipped), replace(base, norm_output=flipped)
-    if replayer.d2t is not None:
-        other = ABSOLUTE if base.d2t == OFFSETS else OFFSETS
-        yield "d2t", other, replace(base, d2t=other)
-    for shift in (-1, 1):
-        yield "token_shift", str(shift), replace(base, token_shift=base.token_shift + shift)
-    if base.embedding == OWN and replayer.config.hidden_size == replayer.config.slot_width:
-        yield "embedding", TARGETS, replace(base, embedding=TARGETS)

@@ -16,6 +16,9 @@ from drafttrace.tracer.capture import Ints
 from drafttrace.tracer.rows import Floats
 
 TOP = 3
+ENOUGH = 24
+"""Counted rows from which on the mask is kept to when wirings are ranked by loss: on text that training masked out a
+draft is confidently wrong, and a wiring that merely blurs it looks better there."""
 _LOGITS_AT_ONCE = 1 << 26
 """Logits held at a time, in numbers."""
 
@@ -90,16 +93,23 @@ class StepScore:
 
 @dataclass(frozen=True)
 class WiringScore:
-    """All steps of one wiring; nll: mean loss of the next token at step 0 (covered rows). expected: 1 + a1 + a1*a2 + …
+    """All steps of one wiring; nll and nll_all: mean loss of the next token at step 0 over counted and over all rows
+    (those whose token the draft can say). expected: 1 + a1 + a1*a2 + …
     of the conditional step accuracies. simulated: mean accept length of a chain over the text, bonus token included,
     from ``rounds`` rounds.
     """
 
     steps: tuple[StepScore, ...]
     nll: float
+    nll_all: float
     expected: float
     simulated: float
     rounds: int
+
+    @property
+    def loss(self) -> float:
+        """What close wirings are told apart by: the loss over the counted rows, over all rows where those are few."""
+        return self.nll if self.rows >= ENOUGH else self.nll_all
 
     @property
     def rows(self) -> int:
@@ -135,6 +145,7 @@ def score(
     has_target = all(text.best is not None for text in texts)
     lengths: list[int] = []
     losses: list[npt.NDArray[np.float32]] = []
+    every: list[npt.NDArray[np.float32]] = []
     for text, guess in zip(texts, guesses, strict=True):
         right = np.ones(text.rows, bool)
         hits = np.zeros((steps, text.rows), bool)
@@ -154,21 +165,36 @@ def score(
             right[:count] &= equal[:, 0]
             right[count:] = False
         losses.append(guess.nll[_weights(text, 0, min(text.rows, len(text.tokens) - 2), text.rows)])
+        every.append(guess.nll)
         lengths += chain_lengths(hits, text)
     scores = tuple(_step(s, tally, has_target) for s, tally in enumerate(tallies))
     expected, product = 1.0, 1.0
     for one in scores:
         product *= one.accepted if np.isfinite(one.accepted) else 0.0
         expected += product
-    loss = np.concatenate(losses) if losses else np.empty(0, np.float32)
-    finite = loss[np.isfinite(loss)]
     return WiringScore(
         steps=scores,
-        nll=float(finite.mean()) if len(finite) else float("nan"),
+        nll=_mean(losses),
+        nll_all=_mean(every),
         expected=expected,
         simulated=float(np.mean(lengths)) if lengths else float("nan"),
         rounds=len(lengths),
     )
+
+
+def row_losses(texts: Sequence[Text], guesses: Sequence[Guesses]) -> npt.NDArray[np.float32]:
+    """The loss of every row that counts when wirings are ranked, over all texts: masked ones where there are enough."""
+    counted = [_weights(text, 0, min(text.rows, len(text.tokens) - 2), text.rows) for text in texts]
+    if sum(int(one.sum()) for one in counted) < ENOUGH:
+        counted = [np.ones(text.rows, bool) for text in texts]
+    return np.concatenate([guess.nll[one] for guess, one in zip(guesses, counted, strict=True)])
+
+
+def _mean(parts: Sequence[npt.NDArray[np.float32]]) -> float:
+    """Mean of the finite values; NaN where there are none."""
+    values = np.concatenate(parts) if parts else np.empty(0, np.float32)
+    finite = values[np.isfinite(values)]
+    return float(finite.mean()) if len(finite) else float("nan")
 
 
 def _weights(text: Text, s: int, count: int, rows: int | None = None) -> npt.NDArray[np.bool_]:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from drafttrace.compare.replay.loading import Replayer
-from drafttrace.compare.replay.score import run_states
+from drafttrace.compare.replay.score import ENOUGH, run_states
 from drafttrace.compare.replay.switches import Switches
 from drafttrace.compare.replay.texts import Key, Text
 
@@ -98,7 +98,9 @@ class _Judge:
     ) -> None:
         self._replayer, self._switches, self._progress = replayer, switches, progress
         chosen = sorted(texts, key=lambda text: -text.rows)[:TEXTS]
-        self._parts = [_Contributions(replayer, text, keys, switches) for text in chosen]
+        counted = sum(int(text.weight[text.mask_offset :][: min(text.rows, ROWS)].sum()) for text in chosen)
+        masked = counted >= ENOUGH
+        self._parts = [_Contributions(replayer, text, keys, switches, masked) for text in chosen]
         self._known: dict[Wiring, float] = {}
 
     def losses(self, wirings: Sequence[Wiring]) -> None:
@@ -135,8 +137,11 @@ class _Judge:
 class _Contributions:
     """What each key adds to fc's output in each slot, for the first rows of one text."""
 
-    def __init__(self, replayer: Replayer, text: Text, keys: Sequence[Key], switches: Switches) -> None:
+    def __init__(
+        self, replayer: Replayer, text: Text, keys: Sequence[Key], switches: Switches, masked: bool
+    ) -> None:
         self._replayer, self._switches = replayer, switches
+        self._masked = masked
         self._rows = min(text.rows, ROWS)
         self._text = text
         self._embedded = [step[: self._rows] for step in replayer.embedded(text, 1, switches, self._rows)]
@@ -166,7 +171,7 @@ class _Contributions:
         weight = self._text.weight[begin : begin + self._rows]
         counted = np.zeros(self._rows, bool)
         counted[: len(weight)] = weight
-        if not counted.any():
+        if not self._masked:
             counted[:] = True
         return [np.where(counted, guess.nll, np.float32(np.nan)) for guess in found]
 

@@ -1,0 +1,164 @@
+"""What a replay runs on: the loaded draft, the texts, the wirings to compare and the ways to run the draft."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from drafttrace.compare.audit.evidence_checks import dump_wiring
+from drafttrace.compare.audit.sglang_rules import honoured
+from drafttrace.compare.audit.subject import Subject
+from drafttrace.compare.replay.loading import Replayer, load_replayer
+from drafttrace.compare.replay.search import Wiring
+from drafttrace.compare.replay.switches import ABSOLUTE, OFFSETS, OWN, TARGETS, Switches, switches_of
+from drafttrace.compare.replay.texts import Key, Text, cut_to_sweep, key_name, keys_name, text_of
+from drafttrace.compare.target_parts import TargetParts, target_parts
+from drafttrace.tracer.capture import Capture
+from drafttrace.tracer.errors import DrafttraceError, NothingToCompare, UnreadableFile
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Everything loaded: the draft, the texts, how to run it as trained and as served.
+
+    live_text: the first capture's text with all its rows, where ``texts`` are cut to what a layer sweep covers.
+    """
+
+    replayer: Replayer
+    texts: tuple[Text, ...]
+    live_text: Text
+    captures: tuple[Capture, ...]
+    steps: int
+    trained: Switches
+    served: Switches
+
+
+def open_bench(
+    subject: Subject, captures: Sequence[Capture], steps: int, ignore: Collection[str], sweep: bool
+) -> Bench:
+    target = subject.target
+    if subject.target_weights is None:
+        raise UnreadableFile(
+            f"{target.path.parent} has no weights; the replay needs the target's embedding, give the whole folder."
+        )
+    parts: TargetParts = target_parts(
+        subject.target_weights, eps=target.eps, model_type=target.model_type, embed_scale=target.embed_scale
+    )
+    trained = switches_of(subject.draft, subject.draft_weights, ignore)
+    whole = tuple(text_of(capture, parts) for capture in captures)
+    texts = (
+        tuple(cut_to_sweep(capture, parts) or text_of(capture, parts) for capture in captures) if sweep else whole
+    )
+    longest = max(len(text.tokens) for text in whole) + steps
+    replayer = load_replayer(subject.draft, subject.draft_weights, parts, longest)
+    for text in (*whole, *texts):
+        _check_widths(text, replayer)
+    return Bench(replayer, texts, whole[0], tuple(captures), steps, trained, served_switches(subject, trained))
+
+
+def name_slots(subject: Subject, captures: Sequence[Capture], slots_are: Sequence[int] | None) -> list[Capture]:
+    """The captures with boundaries for slots that their files leave open: by value for B0, else as the user says."""
+    found = []
+    for capture in captures:
+        if slots_are is not None and len(slots_are) != len(capture.slots):
+            raise DrafttraceError(
+                f"{capture.path} has {len(capture.slots)} slots, {keys_name(list(slots_are))} names {len(slots_are)}."
+            )
+        by_value, _ = dump_wiring(capture, subject.target_weights, subject.target.embed_scale)
+        slots = []
+        for k, slot in enumerate(capture.slots):
+            boundary, source = slot.boundary, slot.source
+            if by_value[k] == 0:
+                boundary, source = 0, "its rows are the target's embedding rows"
+            elif slots_are is not None and boundary is None:
+                boundary, source = slots_are[k], "named by the user"
+            slots.append(replace(slot, boundary=boundary, source=source))
+        found.append(replace(capture, slots=tuple(slots)))
+    return found
+
+
+def undeclared(captures: Sequence[Capture]) -> list[str]:
+    """That a file does not name its slots' boundaries, which keeps the server's wiring from being compared."""
+    found = [slot for capture in captures for slot in capture.slots if slot.boundary is None]
+    if not found:
+        return []
+    return [
+        f"the file does not say which boundaries its slots are ({found[0].source}): they are called slot0, slot1, … "
+        "and the server's wiring cannot be found among them; name the layer ids of the dump to compare it"
+    ]
+
+
+def _check_widths(text: Text, replayer: Replayer) -> None:
+    width = replayer.config.slot_width
+    for key, (rows, _) in text.sources.items():
+        if rows.width != width:
+            raise NothingToCompare(
+                f"{text.name} has states {rows.width} wide ({key_name(key)}), the draft's slots are {width} wide; give the "
+                "draft that belongs to this target."
+            )
+    if len(text.tokens) < 3:
+        raise NothingToCompare(
+            f"{text.name} has {len(text.tokens)} tokens, too few to predict one; give a longer text."
+        )
+
+
+def served_switches(subject: Subject, trained: Switches) -> Switches:
+    """How SGLang runs this draft: flags that its class reads, norms only where a flag asks for them, its embedding."""
+    draft, version, name = subject.draft, subject.version, subject.draft.architecture or ""
+
+    def on(flag: str, asked: bool) -> bool:
+        return asked and honoured(flag, name, version)
+
+    return replace(
+        trained,
+        fc_norm=trained.fc_norm and on("fc_norm", draft.fc_norm),
+        input_norm=trained.input_norm and on("norm_before_fc", draft.norm_before_fc),
+        norm_before_residual=on("norm_before_residual", draft.norm_before_residual),
+        norm_output=on("norm_output", bool(draft.norm_output)),
+        embedding=TARGETS if draft.hidden_size == draft.slot_width else trained.embedding,
+        d2t=OFFSETS,
+    )
+
+
+def plan_wirings(subject: Subject, bench: Bench, given: Sequence[Sequence[int]]) -> dict[Wiring, list[str]]:
+    """The wirings to compare, and who names each."""
+    slots, found = bench.replayer.model.slots, dict[Wiring, list[str]]()
+
+    def add(wiring: Sequence[Key], source: str) -> None:
+        found.setdefault(tuple(wiring), []).append(source)
+
+    for wiring in given:
+        if len(wiring) != slots:
+            raise DrafttraceError(
+                f"--wiring {keys_name(list(wiring))} names {len(wiring)} boundaries, the draft's fc reads {slots} slots."
+            )
+        add(tuple(wiring), "given")
+    first = bench.texts[0].file_wiring
+    if len(first) >= slots and all(text.file_wiring == first for text in bench.texts):
+        add(first[:slots], "file" if len(first) == slots else f"file, first {slots} slots")
+    served = subject.served.wiring
+    if served is not None and len(served) == slots:
+        add(served, f"server ({subject.served.who}, {subject.served.ids_from})")
+    trainer = subject.readings[0]
+    if trainer.wiring is not None and len(trainer.wiring) == slots and trainer.ids_from != "default":
+        add(trainer.wiring, f"config as {trainer.who} means it")
+    return found
+
+
+def variants_of(base: Switches, replayer: Replayer) -> Iterator[tuple[str, str, Switches]]:
+    """Every switch that can be set otherwise with the weights at hand: name, value, all switches with it."""
+    if base.fc_norm:
+        yield "fc_norm", "False", replace(base, fc_norm=False)
+    if base.input_norm:
+        yield "input_norm", "False", replace(base, input_norm=False)
+    flipped = not base.norm_before_residual
+    yield "norm_before_residual", str(flipped), replace(base, norm_before_residual=flipped)
+    flipped = not base.norm_output
+    yield "norm_output", str(flipped), replace(base, norm_output=flipped)
+    if replayer.d2t is not None:
+        other = ABSOLUTE if base.d2t == OFFSETS else OFFSETS
+        yield "d2t", other, replace(base, d2t=other)
+    for shift in (-1, 1):
+        yield "token_shift", str(shift), replace(base, token_shift=base.token_shift + shift)
+    if base.embedding == OWN and replayer.config.hidden_size == replayer.config.slot_width:
+        yield "embedding", TARGETS, replace(base, embedding=TARGETS)

@@ -182,3 +182,23 @@ def test_tokens_with_a_hole_are_refused(target: Path, tmp_path: Path) -> None:
     assert isinstance(holed, Capture)
     with pytest.raises(DrafttraceError, match="does not keep token 0"):
         tokens_of(holed)
+
+
+def test_the_reference_names_the_boundaries_of_a_real_dump(tmp_path: Path) -> None:
+    """The trained tiny pair's own dump, which declares nothing: the nearest boundary of every slot is the right one."""
+    pair = Path(__file__).resolve().parents[2] / "pairs/tiny-llama"
+    dump = open_capture(f"{pair / 'dump'}#2")
+    path = make_reference(pair / "target", [tokens_of(dump)], tmp_path / "ref.safetensors")[0]
+    reference = open_capture(str(path))
+    assert dump.last is not None
+    found = []
+    for rows in (*(slot.rows for slot in dump.slots), dump.last.rows):
+        ours = rows.floats()[1:]
+        distance = {
+            k: np.median(np.linalg.norm(theirs.floats()[1:] - ours, axis=-1) / np.linalg.norm(ours, axis=-1))
+            for k, theirs in reference.boundaries.items()
+        }
+        best = min(distance, key=lambda k: distance[k])
+        assert distance[best] < 0.03
+        found.append(best)
+    assert found == [2, 8, 13, 16]

@@ -192,7 +192,7 @@ def _finish(work: _Work, thresholds: Thresholds, noise: Noise | None, decode: De
         acceptance=assemble.acceptance_of(left, reference),
         decode=decode,
     )
-    compared = bool(work.slots) if reference is not None else _has_something(left)
+    compared = _was_compared(work, facts)
     findings = diagnose(facts, compared)
     verdict = overall(work.slots, findings, compared)
     return Result(
@@ -214,6 +214,19 @@ def _finish(work: _Work, thresholds: Thresholds, noise: Noise | None, decode: De
         configs=assemble.configs_of(left, reference),
         tool_version=__version__,
     )
+
+
+def _was_compared(work: _Work, facts: Facts) -> bool:
+    """Whether there is anything to judge. A few tokens that any two prompts share (a BOS, a header) are nothing."""
+    if work.reference is None:
+        return _has_something(work.left)
+    alignment = work.alignment
+    if alignment is None or len(alignment) == 0:
+        return False
+    diverges = alignment.difference is not None and not alignment.natural and alignment.shift == 0
+    if diverges and len(alignment) <= MIN_ROWS:
+        return False
+    return bool(work.slots) or facts.inside.fc_ran is False
 
 
 def _has_something(left: Capture) -> bool:

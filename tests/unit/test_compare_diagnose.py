@@ -375,6 +375,76 @@ def test_fc_that_never_ran_is_named() -> None:
     assert diff(left, None).findings[0].id == "fc-not-called"
 
 
+def test_eagle_in_place_of_eagle3_hands_over_no_slots_at_all() -> None:
+    left = with_draft(replace(trace(), slots=()), None, [1, 1, 1, 1])
+    found = diff(left, dumped(NOISY, BASE))
+    assert (found.findings[0].id, found.exit_code) == ("fc-not-called", 1)
+
+
+def test_a_shared_header_is_no_comparison() -> None:
+    dump = dumped(NOISY, BASE)
+    tokens = np.concatenate([dump.tokens[:2], dump.tokens[2:] + 1000])
+    found = diff(trace(), replace(dump, tokens=tokens, table=dump.table.of_tokens(tokens)))
+    assert (found.verdict, found.exit_code) == ("incomparable", 2)
+    assert found.findings[0].id == "template-divergence"
+
+
+def test_a_state_that_the_draft_does_not_hand_on_is_seen() -> None:
+    left = trace()
+    raw = np.random.default_rng(0).standard_normal((12, 64)).astype(np.float32)
+    normed = rms(raw) * GAIN
+    count = 24
+    order = np.arange(count)
+    table = replace(
+        RowTable.of_tokens(np.arange(count)),
+        phase=np.where(order % 2 == 0, Phase.DRAFT_EXTEND_VERIFY, Phase.DRAFT_DECODE).astype(np.int64),
+        position=30 + (order + 1) // 2,
+        round=(order + 1) // 2,
+        step=np.where(order % 2 == 0, -1, 0),
+        frame=order,
+    )
+
+    def draft(taken: np.ndarray) -> DraftRows:
+        hidden_in, hidden_out = np.zeros((2, count, 192), np.float32)
+        hidden_out[0::2, :64] = raw
+        hidden_in[1::2, :64] = taken
+        tensors = {"hidden_in": bf16(hidden_in), "hidden_out": bf16(hidden_out[:, :64])}
+        return DraftRows(table, tensors, {name: np.ones(count, np.bool_) for name in tensors})
+
+    about = {**left.about, "request": {"accept_counts": [3, 3, 3]}}
+    probes = (Probe("fc_in", 2, 2, 9, 0),)
+    no_fault(diff(replace(left, draft=draft(raw), about=about, probes=probes), None))
+    found = diff(replace(left, draft=draft(normed), about=about, probes=probes), None)
+    assert found.findings[0].id == "norm-extra"
+    stale = diff(replace(left, draft=draft(np.roll(raw, 3, axis=0)), about=about, probes=probes), None)
+    assert stale.findings[0].id == "stale-rows"
+
+
+@pytest.mark.parametrize(
+    ("mapped", "wanted"),
+    [
+        (lambda ids: ids + ids // 3, "none"),
+        (lambda ids: ids, "vocab-map-missing"),
+        (lambda ids: (ids + ids // 3) + ids, "vocab-map-offset"),
+        (lambda ids: ids // 3, "vocab-map-offset"),
+        (lambda ids: ids + np.where(ids == 390, 900, ids // 3), "vocab-map-range"),
+    ],
+)
+def test_the_draft_s_ids_show_a_wrong_vocabulary_map(mapped: Callable[..., Any], wanted: str) -> None:
+    left = with_draft(trace(), fc_input(trace()), [3, 3, 3], draft_vocab_size=400)
+    assert left.draft is not None
+    count = len(left.draft.table)
+    before = np.random.default_rng(1).integers(0, 400, (count, 8))
+    before[0, 0] = 390
+    draft = replace(
+        left.draft,
+        ids={"topk_draft_ids": before, "topk_ids": mapped(before)},
+        present={**left.draft.present, "topk_ids": np.ones(count, np.bool_)},
+    )
+    found = diff(replace(left, draft=draft, about={**left.about, "target_config": {"vocab_size": 600}}), None)
+    assert found.findings[0].id == wanted
+
+
 def test_one_trace_alone_is_checked() -> None:
     healthy = with_draft(trace(), fc_input(trace()), [3, 3, 3])
     no_fault(diff(healthy, None))

@@ -98,10 +98,13 @@ def cosine(left: Floats, right: Floats) -> Floats:
 
 
 def assert_text_is_reproduced(trace: Capture) -> None:
-    """The accepted rows are the text: every position but the last once, with the right token."""
+    """The accepted rows are the text: every position once, with the right token.
+
+    The last token has a row only where the length limit cut a round after it; otherwise nothing was computed for it.
+    """
     rows = accepted(trace)
     position = trace.table.position[rows]
-    assert sorted(position.tolist()) == list(range(len(trace.tokens) - 1))
+    assert sorted(position.tolist()) in (list(range(len(trace.tokens) - 1)), list(range(len(trace.tokens))))
     assert np.array_equal(trace.table.token_id[rows], trace.tokens[position])
 
 

@@ -58,7 +58,7 @@ def scheduler_of(server: Any) -> psutil.Process:
 
 def healthy(traced: Any) -> None:
     """A request without a trace, and then one with, work."""
-    text = traced.server.generate(input_ids=PROMPT, max_new_tokens=6)["output_ids"]
+    text = traced.server.generate(input_ids=PROMPT, max_new_tokens=6, ignore_eos=True)["output_ids"]
     assert len(text) == 6
     made = recording.record(traced, PROMPT, max_new_tokens=6, ignore_eos=True)
     assert made.state["state"] == "complete", made.state
@@ -71,10 +71,12 @@ def healthy(traced: Any) -> None:
 def test_an_error_of_ours_is_the_traces_problem(
     breakable: Any, fault: Callable[[str], None], name: str, says: str
 ) -> None:
-    expected = breakable.server.generate(input_ids=PROMPT, max_new_tokens=12)["output_ids"]
+    expected = breakable.server.generate(input_ids=PROMPT, max_new_tokens=12, ignore_eos=True)["output_ids"]
     fault(name)
     asked = recording.start(breakable.server)
-    answer = breakable.server.generate(input_ids=PROMPT, rid=asked["rid"], extra_key=asked["id"], max_new_tokens=12)
+    answer = breakable.server.generate(
+        input_ids=PROMPT, rid=asked["rid"], extra_key=asked["id"], max_new_tokens=12, ignore_eos=True
+    )
     assert answer["output_ids"] == expected  # the text does not change
     state = recording.wait(breakable.server, asked["id"])
     assert state["state"] == "incomplete" and says in state["reason"]
@@ -86,7 +88,7 @@ def test_a_removed_folder_is_told_and_survived(breakable: Any, fault: Callable[[
     shutil.rmtree(breakable.trace_dir)
     with pytest.raises(RuntimeError, match="507"):
         recording.start(breakable.server)
-    assert len(breakable.server.generate(input_ids=PROMPT, max_new_tokens=6)["output_ids"]) == 6
+    assert len(breakable.server.generate(input_ids=PROMPT, max_new_tokens=6, ignore_eos=True)["output_ids"]) == 6
     (breakable.trace_dir / ".status").mkdir(parents=True)
     # The scheduler says again what it is when the next trace ends; until then the health route has no answer.
     (breakable.trace_dir / "again.request.json").write_text('{"id": "again", "taps": {}, "created": 1.5}')
@@ -98,7 +100,9 @@ def test_a_removed_folder_is_told_and_survived(breakable: Any, fault: Callable[[
 def test_two_requests_under_one_id_make_one_trace(breakable: Any, fault: Callable[[str], None]) -> None:
     first = recording.record(breakable, PROMPT, max_new_tokens=6, ignore_eos=True)
     before = first.path.read_bytes()
-    again = breakable.server.generate(input_ids=PROMPT[::-1], rid=f"drafttrace-{first.id}", max_new_tokens=6)
+    again = breakable.server.generate(
+        input_ids=PROMPT[::-1], rid=f"drafttrace-{first.id}", max_new_tokens=6, ignore_eos=True
+    )
     assert len(again["output_ids"]) == 6
     assert first.path.read_bytes() == before
     assert breakable.server.get(f"/drafttrace/traces/{first.id}")["state"] == "complete"

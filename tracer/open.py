@@ -111,9 +111,20 @@ def _request(request: Request | None, mapping: FieldMap | None, like: Capture | 
     asked = request or Request()
     if mapping is not None:
         asked = dataclasses.replace(asked, fields=mapping)
-    if like is not None and asked.hidden_size is None:
-        asked = dataclasses.replace(asked, hidden_size=like.hidden_size)
+    if like is not None:
+        asked = dataclasses.replace(
+            asked,
+            hidden_size=like.hidden_size if asked.hidden_size is None else asked.hidden_size,
+            layers=_layers_of(like) if asked.layers is None else asked.layers,
+        )
     return asked
+
+
+def _layers_of(capture: Capture) -> int | None:
+    """The number of layers n that a trace or a reference declares of its target."""
+    wiring = capture.about.get("wiring")
+    declared = wiring.get("n") if isinstance(wiring, dict) else capture.about.get("target_layers")
+    return declared if type(declared) is int and declared > 0 else None
 
 
 def _choose(collection: Collection, like: Capture | None) -> int:

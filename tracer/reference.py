@@ -208,10 +208,12 @@ def _load(target: Path, dtype: str, device_map: str | None) -> _Model:
     try:
         import torch
         from transformers import AutoModelForCausalLM
+        from transformers.utils import logging as transformers_logging
     except ImportError as error:
         raise DrafttraceError(
             f"The reference needs transformers ({error.name} is missing); pip install transformers."
         ) from None
+    transformers_logging.disable_progress_bar()  # the caller shows its own
     wanted: Any = "auto" if dtype == "auto" else getattr(torch, _DTYPES[dtype])
     try:
         model = AutoModelForCausalLM.from_pretrained(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,6 +18,7 @@ from drafttrace.compare.inside import look_inside
 from drafttrace.compare.judge import overall, summary_of
 from drafttrace.compare.measure import massive_channels, measure_rows
 from drafttrace.compare.oddrows import row_facts
+from drafttrace.compare.ranks import RankFacts, RankRows, compare_hashes, find_partial_sum
 from drafttrace.compare.result import EXIT_CODES, Result, SlotResult
 from drafttrace.compare.sample import MIN_ROWS, Stream
 from drafttrace.compare.streams import Location, Sides, Wirings, find_shift, locate_all, wirings
@@ -26,6 +27,8 @@ from drafttrace.tracer.capture import Capture
 from drafttrace.tracer.errors import NothingToCompare
 
 Decode = Callable[[int], str]
+NO_WIRINGS = Wirings((), (), None, None, None)
+NO_RANKS = RankFacts()
 
 
 def diff(
@@ -35,28 +38,33 @@ def diff(
     thresholds: Thresholds = DEFAULT,
     noise: Noise | None = None,
     decode: Decode | None = None,
+    ranks: Sequence[RankRows] = (),
+    rank_traces: Sequence[Capture] = (),
 ) -> Result:
     """Compare a capture with a reference; without one, check the capture against itself.
 
     decode turns a token id into text for the reports. noise is a recorded self-comparison (see
-    :func:`measure_noise`). Raises NothingToCompare where the two cannot belong together: another hidden size, or a
-    side without any slot.
+    :func:`measure_noise`). ranks: the row hashes that the left trace keeps of every rank. rank_traces: traces that
+    the other ranks recorded of the same request (``serve --all-ranks``), to find sums that were never added up.
+    Raises NothingToCompare where the two cannot belong together: another hidden size, or a side without any state.
     """
+    compared, divergences = compare_hashes(ranks)
+    between = RankFacts(compared, divergences)
+    judging = _Judging(thresholds, noise, decode)
     if reference is None:
-        return _finish(
-            _Work(left, None, None, None, (), (), (), Wirings((), (), None, None, None)), thresholds, noise, decode
-        )
+        return _finish(_Work(left, None, None, ranks=between), judging)
     _check(left, reference)
     sides = Sides.of(left, reference)
     alignment = _aligned(left, reference, sides)
     if len(alignment) == 0:
-        empty = _Work(left, reference, alignment, None, (), (), (), Wirings((), (), None, None, None))
-        return _finish(empty, thresholds, noise, decode)
+        return _finish(_Work(left, reference, alignment, ranks=between), judging)
     location = locate_all(alignment, sides, thresholds)
-    slots, odd = _measure_slots(left, sides, alignment, location, thresholds, noise, decode)
-    others = _measure_others(left, sides, alignment, location, thresholds, decode)
-    work = _Work(left, reference, alignment, location, slots, others, odd, wirings(location))
-    return _finish(work, thresholds, noise, decode)
+    slots, odd = _measure_slots(left, sides, alignment, location, judging)
+    others = _measure_others(left, sides, alignment, location, judging)
+    partial = find_partial_sum(left, rank_traces, reference, location.sample)
+    between = replace(between, partial=partial)
+    work = _Work(left, reference, alignment, location, slots, others, odd, wirings(location), between)
+    return _finish(work, judging)
 
 
 def measure_noise(one: Capture, two: Capture) -> Noise:
@@ -74,15 +82,23 @@ def measure_noise(one: Capture, two: Capture) -> Noise:
 
 
 @dataclass(frozen=True)
+class _Judging:
+    thresholds: Thresholds
+    noise: Noise | None
+    decode: Decode | None
+
+
+@dataclass(frozen=True)
 class _Work:
     left: Capture
     reference: Capture | None
     alignment: Alignment | None
-    location: Location | None
-    slots: tuple[SlotResult, ...]
-    others: tuple[SlotResult, ...]
-    odd: tuple[RowFacts, ...]
-    wirings: Wirings
+    location: Location | None = None
+    slots: tuple[SlotResult, ...] = ()
+    others: tuple[SlotResult, ...] = ()
+    odd: tuple[RowFacts, ...] = ()
+    wirings: Wirings = NO_WIRINGS
+    ranks: RankFacts = NO_RANKS
 
 
 def _check(left: Capture, reference: Capture) -> None:
@@ -115,9 +131,7 @@ def _measure_slots(
     sides: Sides,
     alignment: Alignment,
     location: Location,
-    thresholds: Thresholds,
-    noise: Noise | None,
-    decode: Decode | None,
+    judging: _Judging,
 ) -> tuple[tuple[SlotResult, ...], tuple[RowFacts, ...]]:
     ids = RowIds.of(left, alignment)
     results, odd = [], []
@@ -125,10 +139,19 @@ def _measure_slots(
         massive = massive_channels(location.sample.read(theirs)) if len(location.sample) else np.empty(0, np.int64)
         measures = measure_rows(mine.rows, alignment.left_rows, theirs.rows, alignment.reference_rows, massive)
         made = assemble.slot_result(
-            index, mine, theirs, measures, ids, alignment, location, thresholds, noise, decode
+            index,
+            mine,
+            theirs,
+            measures,
+            ids,
+            alignment,
+            location,
+            judging.thresholds,
+            judging.noise,
+            judging.decode,
         )
         results.append(replace(made, trimmed_channels=len(massive)))
-        odd.append(row_facts(index, left, alignment.left_rows, alignment.positions, measures, thresholds))
+        odd.append(row_facts(index, left, alignment.left_rows, alignment.positions, measures, judging.thresholds))
     return tuple(results), tuple(odd)
 
 
@@ -137,8 +160,7 @@ def _measure_others(
     sides: Sides,
     alignment: Alignment,
     location: Location,
-    thresholds: Thresholds,
-    decode: Decode | None,
+    judging: _Judging,
 ) -> tuple[SlotResult, ...]:
     """Embedding and last state, where both sides have them."""
     made = []
@@ -158,7 +180,9 @@ def _measure_others(
         measures = measure_rows(mine.rows, pairs.left_rows, theirs.rows, pairs.reference_rows)
         ids = RowIds.of(left, pairs)
         made.append(
-            assemble.slot_result(index, mine, theirs, measures, ids, pairs, location, thresholds, None, decode)
+            assemble.slot_result(
+                index, mine, theirs, measures, ids, pairs, location, judging.thresholds, None, judging.decode
+            )
         )
     return tuple(made)
 
@@ -167,14 +191,14 @@ def _of_kind(streams: tuple[Stream, ...], kind: str) -> Stream | None:
     return next((s for s in streams if s.kind == kind), None)
 
 
-def _finish(work: _Work, thresholds: Thresholds, noise: Noise | None, decode: Decode | None) -> Result:
+def _finish(work: _Work, judging: _Judging) -> Result:
     left, reference, location = work.left, work.reference, work.location
     facts = Facts(
         left=left,
         reference=reference,
         alignment=work.alignment,
-        thresholds=thresholds,
-        noise=noise,
+        thresholds=judging.thresholds,
+        noise=judging.noise,
         slots=work.slots,
         others=work.others,
         left_streams=location.left if location is not None else (),
@@ -189,8 +213,9 @@ def _finish(work: _Work, thresholds: Thresholds, noise: Noise | None, decode: De
         norm_weight=location.norm_weight if location is not None else None,
         rows=work.odd,
         inside=look_inside(left),
+        ranks=work.ranks,
         acceptance=assemble.acceptance_of(left, reference),
-        decode=decode,
+        decode=judging.decode,
     )
     compared = _was_compared(work, facts)
     findings = diagnose(facts, compared)
@@ -208,8 +233,8 @@ def _finish(work: _Work, thresholds: Thresholds, noise: Noise | None, decode: De
         sweep=assemble.sweep_matrix(location),
         findings=findings,
         acceptance=facts.acceptance,
-        noise=assemble.noise_info(noise),
-        thresholds=thresholds,
+        noise=assemble.noise_info(judging.noise),
+        thresholds=judging.thresholds,
         environment=assemble.environment_of(left),
         configs=assemble.configs_of(left, reference),
         tool_version=__version__,

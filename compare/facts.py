@@ -9,6 +9,7 @@ from drafttrace.compare.align import Alignment
 from drafttrace.compare.hypotheses import Doubles, Fit
 from drafttrace.compare.inside import InsideFacts
 from drafttrace.compare.locate import Distance, Located
+from drafttrace.compare.ranks import RankFacts
 from drafttrace.compare.result import Acceptance, SlotResult
 from drafttrace.compare.thresholds import Noise, Thresholds
 from drafttrace.compare.wiring import Reading
@@ -91,6 +92,7 @@ class Facts:
     norm_weight: Doubles | None
     rows: tuple[RowFacts, ...]
     inside: InsideFacts
+    ranks: RankFacts
     acceptance: Acceptance
     decode: Callable[[int], str] | None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from drafttrace.compare.facts import Facts
-from drafttrace.compare.findings import inside, rows, tokens, tracer, values, wiring
+from drafttrace.compare.findings import conditions, inside, rows, tokens, tracer, values, wiring
 from drafttrace.compare.findings.base import Finder, in_order
 from drafttrace.compare.findings.level import conclusion, find_unexplained
 from drafttrace.compare.judge import overall
@@ -15,6 +15,7 @@ FINDERS: tuple[Finder, ...] = (
     rows.find,
     tokens.find,
     inside.find,
+    conditions.find,
     tracer.find,
 )
 

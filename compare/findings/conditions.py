@@ -1,0 +1,111 @@
+"""G, H, I: the same request under other conditions - ranks, a warm cache, graphs, or simply later."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from drafttrace.compare.facts import Facts
+from drafttrace.compare.findings.base import finding, name_slots
+from drafttrace.compare.result import Finding
+from drafttrace.tracer.capture import Capture
+
+
+def find(facts: Facts) -> Iterator[Finding]:
+    """Findings between ranks, and between two traces of one request."""
+    yield from _ranks(facts)
+    yield from _conditions(facts)
+
+
+def _ranks(facts: Facts) -> Iterator[Finding]:
+    ranks = facts.ranks
+    if ranks.partial is not None:
+        partial = ranks.partial
+        yield finding(
+            "partial-sum",
+            f"{name_slots(partial.slots).capitalize()} of this rank hold only a part: the sum over the ranks is the "
+            "reference's state.",
+            slots=partial.slots,
+            confidence=0.97,
+            evidence={"rel_l2_alone": list(partial.alone), "rel_l2_of_the_sum": list(partial.summed)},
+            remedy="An all-reduce is missing between the capture point and the layer: capture after it.",
+        )
+    if ranks.divergences:
+        first = ranks.divergences[0]
+        names = sorted({d.name for d in ranks.divergences})
+        yield finding(
+            "rank-divergence",
+            f"Ranks disagree on tensors that all should hold alike ({', '.join(names)}): rank {first.rank} differs first "
+            f"in {first.name} at position {first.position}.",
+            confidence=0.97,
+            evidence={
+                f"rank {d.rank}, {d.name}": {"rows": d.rows, "differing": d.differing, "frame": d.frame}
+                for d in ranks.divergences[:20]
+            },
+            remedy="Compare with --tp-size 1; look for an operation that runs on one rank only, or for sampling per rank.",
+        )
+
+
+def _conditions(facts: Facts) -> Iterator[Finding]:
+    """Two traces of one request that differ without any other cause: name what was different about the runs."""
+    reference = facts.reference
+    if reference is None or not _is_trace(facts.left) or not _is_trace(reference):
+        return
+    if facts.reading is None or not facts.reading.same:
+        return
+    explained = {s.index for s in (*facts.left_streams, *facts.reference_streams) if s.explanation is not None}
+    odd = {r.slot for r in facts.rows if r.outliers and not r.copies}
+    broken = {s.slot for s in facts.slots if s.zero_rows or s.nan_rows}
+    bad = {s.slot for s in facts.slots if s.verdict == "mismatch"} | odd
+    slots = sorted(bad - explained - broken)
+    if not slots or (facts.alignment is not None and facts.alignment.shift):
+        return
+    name, text, remedy = _difference(facts.left, reference)
+    yield finding(
+        name,
+        f"{name_slots(slots).capitalize()} differ between two runs of one request, and {text}.",
+        slots=slots,
+        confidence=0.7 if name != "decay" else 0.5,
+        evidence={
+            str(s.slot): {"rel_l2": s.rel_l2.p50, "outliers": s.outlier_rows}
+            for s in facts.slots
+            if s.slot in slots
+        },
+        remedy=remedy,
+    )
+
+
+def _is_trace(capture: Capture) -> bool:
+    return capture.format.startswith("drafttrace.trace")
+
+
+def _difference(left: Capture, reference: Capture) -> tuple[str, str, str]:
+    warm = (_number(left, "request", "cached_prefix") > 0) != (_number(reference, "request", "cached_prefix") > 0)
+    if warm:
+        return (
+            "cold-warm",
+            "one of them found its prefix in the cache while the other did not",
+            "Serve with --disable-radix-cache to confirm; then look at what the cache hands back.",
+        )
+    graphs = [bool(_value(c, "server_args", "disable_cuda_graph")) for c in (left, reference)]
+    if graphs[0] != graphs[1]:
+        return (
+            "graph-eager",
+            "one of them ran with CUDA graphs while the other did not",
+            "Something in the captured graph reads a buffer that is not refreshed: bisect with --disable-cuda-graph.",
+        )
+    return (
+        "decay",
+        "nothing that the traces record was different about the runs: the server's state has changed",
+        "Restart the server and record the same prompt again and again; the first differing run dates the damage.",
+    )
+
+
+def _value(capture: Capture, block: str, key: str) -> Any:
+    part = capture.about.get(block)
+    return part.get(key) if isinstance(part, Mapping) else None
+
+
+def _number(capture: Capture, block: str, key: str) -> int:
+    value = _value(capture, block, key)
+    return value if isinstance(value, int) else 0

@@ -1,0 +1,115 @@
+"""Ranks against each other: row hashes of what every rank should hold alike, and sums over the ranks' own traces."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from drafttrace.compare.locate import distance
+from drafttrace.compare.sample import Sample, slot_streams
+from drafttrace.tracer.capture import Capture
+
+
+class RankRows(Protocol):
+    """What a trace keeps of one rank: R ``rows`` (fields frame, position, step, round, phase), ``hashes [R, names]``."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def rows(self) -> npt.NDArray[np.void]: ...
+    @property
+    def names(self) -> tuple[str, ...]: ...
+    @property
+    def hashes(self) -> npt.NDArray[np.uint64]: ...
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """A tensor in which a rank differs from the first: rows compared and differing, and the first such row."""
+
+    rank: int
+    name: str
+    rows: int
+    differing: int
+    frame: int
+    position: int
+
+
+@dataclass(frozen=True)
+class PartialSum:
+    """A slot that only the ranks' sum makes right: distances to the reference, alone and summed, per slot."""
+
+    slots: tuple[int, ...]
+    alone: tuple[float, ...]
+    summed: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class RankFacts:
+    """What was found between ranks. compared: rows whose hashes were compared."""
+
+    compared: int = 0
+    divergences: tuple[Divergence, ...] = ()
+    partial: PartialSum | None = None
+
+
+def compare_hashes(ranks: Sequence[RankRows]) -> tuple[int, tuple[Divergence, ...]]:
+    """(rows compared, tensors that differ) of every rank against the lowest one. A hash of 0 means: no such row."""
+    ordered = sorted(ranks, key=lambda r: r.rank)
+    if len(ordered) < 2:
+        return 0, ()
+    first, found, compared = ordered[0], [], 0
+    where = {key: row for row, key in enumerate(_keys(first.rows))}
+    for other in ordered[1:]:
+        pairs = [(where[key], row) for row, key in enumerate(_keys(other.rows)) if key in where]
+        if not pairs:
+            continue
+        ours, theirs = np.array(pairs, np.int64).T
+        compared += len(pairs)
+        for name in first.names:
+            if name not in other.names:
+                continue
+            a = first.hashes[ours, first.names.index(name)]
+            b = other.hashes[theirs, other.names.index(name)]
+            both = (a != 0) & (b != 0)
+            differing = np.flatnonzero(both & (a != b))
+            if len(differing):
+                row = first.rows[ours[differing[0]]]
+                at = int(row["frame"]), int(row["position"])
+                found.append(Divergence(other.rank, name, int(both.sum()), len(differing), *at))
+    return compared, tuple(sorted(found, key=lambda d: (d.frame, d.position)))
+
+
+def _keys(rows: npt.NDArray[np.void]) -> list[tuple[int, int, int, int]]:
+    """A key per row: frame, position, step, and how often these occurred before (branches of a tree)."""
+    seen: Counter[tuple[int, int, int]] = Counter()
+    keys = []
+    for row in rows:
+        key = int(row["frame"]), int(row["position"]), int(row["step"])
+        keys.append((*key, seen[key]))
+        seen[key] += 1
+    return keys
+
+
+def find_partial_sum(
+    left: Capture, others: Sequence[Capture], reference: Capture, sample: Sample
+) -> PartialSum | None:
+    """Slots that are far from the reference alone and near it once the other ranks' rows are added."""
+    if not others or len(sample) == 0 or any(len(o.table) != len(left.table) for o in others):
+        return None
+    slots, alone, summed = [], [], []
+    theirs = slot_streams("reference", reference)
+    for mine, target in zip(slot_streams("left", left), theirs, strict=False):
+        y, x = sample.read(target), sample.read(mine)
+        total = x + sum(sample.read(slot_streams("left", o)[mine.slot]) for o in others)
+        before, after = distance(x, y).rel_l2, distance(total.astype(np.float32), y).rel_l2
+        if after < 0.1 and after < 0.3 * before:
+            slots.append(mine.slot)
+            alone.append(before)
+            summed.append(after)
+    return PartialSum(tuple(slots), tuple(alone), tuple(summed)) if slots else None

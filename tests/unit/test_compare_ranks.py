@@ -1,0 +1,98 @@
+"""Ranks against each other, and two traces of one request under other conditions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from compare_world import bf16, dumped, make_world, served
+
+from drafttrace.compare.diff import diff
+from drafttrace.compare.ranks import compare_hashes
+from drafttrace.tracer.capture import Capture
+from drafttrace.tracer.trace.schema import RANK_ROW
+
+WORLD = make_world(layers=10, tokens=30)
+WIRING = (2, 5, 8)
+
+
+@dataclass(frozen=True)
+class Hashes:
+    rank: int
+    rows: npt.NDArray[np.void]
+    names: tuple[str, ...]
+    hashes: npt.NDArray[np.uint64]
+
+
+def rank(number: int, count: int = 12) -> Hashes:
+    rows = np.zeros(count, RANK_ROW)
+    rows["frame"], rows["position"] = np.arange(count) // 4, np.arange(count) % 5
+    hashes = np.arange(1, 2 * count + 1, dtype=np.uint64).reshape(count, 2)
+    return Hashes(number, rows, ("aux/0", "last"), hashes)
+
+
+def test_equal_ranks_agree_whatever_the_order_of_their_rows() -> None:
+    order = np.random.default_rng(0).permutation(12)
+    other = rank(1)
+    mixed = replace(other, rows=other.rows[order], hashes=other.hashes[order])
+    assert compare_hashes([mixed, rank(0)]) == (12, ())
+    assert compare_hashes([rank(0)]) == (0, ())
+
+
+def test_the_first_differing_row_is_named_and_missing_ones_are_not_compared() -> None:
+    other = rank(1)
+    other.hashes[7, 1] += np.uint64(5)
+    other.hashes[9, 1] += np.uint64(5)
+    other.hashes[2, 0] = 0
+    _, [found] = compare_hashes([rank(0), other])
+    assert (found.rank, found.name, found.differing, found.frame, found.position) == (1, "last", 2, 1, 2)
+    result = diff(served(WORLD, WIRING), dumped(WORLD, WIRING), ranks=[rank(0), other])
+    assert result.findings[0].id == "rank-divergence" and result.exit_code == 1
+    assert diff(served(WORLD, WIRING), dumped(WORLD, WIRING), ranks=[rank(0), rank(1)]).exit_code == 0
+
+
+def test_branches_of_a_tree_at_one_position_are_told_apart() -> None:
+    one, two = rank(0, 4), rank(1, 4)
+    for side in (one, two):
+        side.rows["position"] = 3
+        side.rows["frame"] = 0
+    assert compare_hashes([one, two]) == (4, ())
+
+
+def test_a_sum_that_was_never_added_up_is_found() -> None:
+    whole = served(WORLD, WIRING, sweep=())
+    part = np.random.default_rng(2).standard_normal(whole.slots[1].rows.shape).astype(np.float32) * 20
+    mine = _with_slot(whole, whole.slots[1].rows.floats() - part)
+    other = _with_slot(whole, part)
+    other = replace(
+        other, slots=tuple(replace(s, rows=bf16(s.rows.floats() * (i == 1))) for i, s in enumerate(other.slots))
+    )
+    found = diff(mine, dumped(WORLD, WIRING), rank_traces=[other])
+    assert found.findings[0].id == "partial-sum" and found.findings[0].slots == (1,)
+
+
+def _with_slot(left: Capture, values: npt.NDArray[Any]) -> Capture:
+    slots = list(left.slots)
+    slots[1] = replace(slots[1], rows=bf16(values))
+    return replace(left, slots=tuple(slots))
+
+
+@pytest.mark.parametrize(
+    ("block", "wanted"),
+    [
+        ({"request": {"cached_prefix": 16}}, "cold-warm"),
+        ({"server_args": {"disable_cuda_graph": True}}, "graph-eager"),
+        ({}, "decay"),
+    ],
+)
+def test_two_runs_that_differ_are_told_by_what_was_different(block: dict[str, Any], wanted: str) -> None:
+    left = served(WORLD, WIRING)
+    noise = np.random.default_rng(3).standard_normal(left.slots[1].rows.shape)
+    size = np.linalg.norm(left.slots[1].rows.floats(), axis=1, keepdims=True) / 8
+    other = _with_slot(served(WORLD, WIRING), left.slots[1].rows.floats() + 0.3 * noise * size)
+    found = diff(left, replace(other, about={**other.about, **block}))
+    assert found.findings[0].id == wanted, [(f.id, f.summary) for f in found.findings]
+    assert diff(left, replace(served(WORLD, WIRING), about={**left.about, **block})).exit_code == 0

@@ -72,16 +72,16 @@ class DeepseekShape:
 
     layers: int = 61
     dense_layers: int = 1
-    hidden: int = 64
+    hidden: int = 96
     heads: int = 4
     nope: int = 16
     rope: int = 32
     v_dim: int = 32
-    q_rank: int = 32
-    kv_rank: int = 48
+    q_rank: int = 24
+    kv_rank: int = 40
     experts: int = 4
     top_k: int = 2
-    expert_inter: int = 24
+    expert_inter: int = 16
     routed_scale: float = 1.0
     theta: float = 10_000.0
 

@@ -40,7 +40,7 @@ def train_tokenizer(folder: Path) -> None:
     texts = (m["content"] for talk in islice(conversations(TRAINING_SEED), TRAINING_CONVERSATIONS) for m in talk)
     tokenizer.train_from_iterator(texts, trainer)
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(folder / "tokenizer.json"))
+    tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": BOS,

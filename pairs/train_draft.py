@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import torch
@@ -29,6 +30,8 @@ class DraftPlan:
     wiring: tuple[int, ...]
     steps: int
     ttt_steps: int = 6
+    pool: int = 40
+    repeats: int = 3
     tokens: int = 2560
     matrix_rate: float = 0.012
     other_rate: float = 0.004
@@ -37,12 +40,13 @@ class DraftPlan:
 
 
 @dataclass(frozen=True)
-class Teaching:
-    """What a draft learns from one batch: its input and the target's own logits."""
+class Lesson:
+    """What a draft learns from one batch."""
 
-    slots: Tensor
-    logits: Tensor
-    batch: Batch
+    slots: Tensor  # [rows, length, slots * hidden]
+    ids: Tensor
+    wanted: Tensor  # the target's own distribution over the draft vocabulary
+    weight: Tensor  # 1 where the assistant speaks and the target's argmax is in the draft vocabulary
 
 
 def draft_vocabulary(tokenizer: ChatTokenizer, size: int, seed: int = 31, talks: int = 4000) -> Tensor:
@@ -56,17 +60,27 @@ def draft_vocabulary(tokenizer: ChatTokenizer, size: int, seed: int = 31, talks:
 
 
 @torch.no_grad()
-def teach(target: Target, batch: Batch, wiring: tuple[int, ...]) -> Teaching:
+def teach(target: Target, batch: Batch, wiring: tuple[int, ...], draft_ids: Tensor) -> Lesson:
     """One forward pass of the target."""
     boundaries = target(batch.ids)
-    slots = torch.cat([boundaries[k] for k in wiring], dim=-1)
-    return Teaching(slots, target.logits(boundaries[-1]), batch)
+    logits = target.logits(boundaries[-1])
+    return Lesson(
+        slots=torch.cat([boundaries[k] for k in wiring], dim=-1),
+        ids=batch.ids,
+        wanted=logits[..., draft_ids].softmax(-1),
+        weight=batch.mask * torch.isin(logits.argmax(-1), draft_ids),
+    )
 
 
-def teachings(target: Target, tokenizer: ChatTokenizer, plan: DraftPlan) -> Iterator[Teaching]:
-    """An endless stream of batches with the target's states."""
-    for batch in bucketed(tokenizer, plan.seed, plan.tokens):
-        yield teach(target, batch, plan.wiring)
+def lessons(target: Target, tokenizer: ChatTokenizer, plan: DraftPlan, draft_ids: Tensor) -> Iterator[Lesson]:
+    """An endless stream of lessons; the target computes `pool` of them, which are then taught `repeats` times."""
+    order = random.Random(plan.seed)
+    batches = bucketed(tokenizer, plan.seed, plan.tokens)
+    while True:
+        pool = [teach(target, batch, plan.wiring, draft_ids) for batch in islice(batches, plan.pool)]
+        for _ in range(plan.repeats):
+            order.shuffle(pool)
+            yield from pool
 
 
 def shifted(x: Tensor, by: int) -> Tensor:
@@ -74,22 +88,27 @@ def shifted(x: Tensor, by: int) -> Tensor:
     return torch.cat((x[:, by:], torch.zeros_like(x[:, :by])), dim=1)
 
 
-def draft_loss(draft: Eagle3, embed: Tensor, lesson: Teaching, ttt_steps: int) -> tuple[Tensor, list[float]]:
+def draft_loss(draft: Eagle3, embed: Tensor, lesson: Lesson, ttt_steps: int) -> tuple[Tensor, list[float]]:
     """Weighted soft cross-entropy over all steps, and the accuracy of each step against the target's argmax."""
-    ids, mask = lesson.batch.ids, lesson.batch.mask
-    next_ids = F.pad(ids[:, 1:], (0, ttt_steps))
-    in_vocabulary = torch.zeros(lesson.logits.shape[-1]).index_fill(0, draft.draft_ids, 1.0)
-    wanted = lesson.logits[..., draft.draft_ids].softmax(-1)
-    covered = in_vocabulary[lesson.logits.argmax(-1)]
+    next_ids = F.pad(lesson.ids[:, 1:], (0, ttt_steps))
     total, right = torch.zeros(()), []
     for step, logits in enumerate(draft(lesson.slots, next_ids, embed, ttt_steps)):
-        weight = shifted(mask * covered, 1 + step)
-        labels = shifted(wanted, 1 + step)
-        losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(0, 1), reduction="none").view(weight.shape)
-        total = total + STEP_DECAY**step * (losses * weight).sum() / weight.sum()
-        hits = (logits.argmax(-1) == labels.argmax(-1)).float() * weight
-        right.append(float(hits.sum() / weight.sum()))
+        weight, labels = shifted(lesson.weight, 1 + step), shifted(lesson.wanted, 1 + step)
+        spoken = weight > 0  # the other rows count for nothing
+        logits, labels = logits[spoken], labels[spoken]
+        total = total + STEP_DECAY**step * F.cross_entropy(logits, labels)
+        right.append(float((logits.argmax(-1) == labels.argmax(-1)).float().mean()))
     return total, right
+
+
+def slot_scale(slots: Tensor, shape: DraftShape) -> Tensor:
+    """What brings each slot to a root mean square of 1, one figure per slot, as a row over the whole fc input.
+
+    Boundaries differ in size by orders of magnitude, and one learning rate cannot serve them all. The draft
+    trains on scaled slots; its `fc` takes the scale over in the end.
+    """
+    each = slots.unflatten(-1, (shape.slots, shape.hidden)).square().mean((0, 1, 3)).rsqrt()
+    return each.repeat_interleave(shape.hidden)
 
 
 def train_draft(target: Target, tokenizer: ChatTokenizer, shape: DraftShape, plan: DraftPlan) -> Eagle3:
@@ -99,8 +118,12 @@ def train_draft(target: Target, tokenizer: ChatTokenizer, shape: DraftShape, pla
     embed = target.embed.detach()
     optimiser = MuonAdam(draft.parameters(), plan.matrix_rate, plan.other_rate)
     begun = time.time()
-    for step, lesson in zip(range(plan.steps), teachings(target, tokenizer, plan), strict=False):
-        loss, right = draft_loss(draft, embed, lesson, plan.ttt_steps)
+    stream = lessons(target, tokenizer, plan, draft.draft_ids)
+    scale = torch.ones(shape.slots * shape.hidden)
+    for step, lesson in zip(range(plan.steps), stream, strict=False):
+        if step == 0:
+            scale = slot_scale(lesson.slots, shape)
+        loss, right = draft_loss(draft, embed, replace(lesson, slots=lesson.slots * scale), plan.ttt_steps)
         loss.backward()
         nn.utils.clip_grad_norm_(draft.parameters(), 1.0, foreach=True)
         optimiser.step(schedule(step, plan.steps, plan.warmup))
@@ -108,5 +131,7 @@ def train_draft(target: Target, tokenizer: ChatTokenizer, shape: DraftShape, pla
             shares = " ".join(f"{x:.3f}" for x in right)
             progress = f"draft {step:5d}/{plan.steps} loss {float(loss.detach()):.3f} top-1 {shares}"
             print(f"{progress} {time.time() - begun:.0f}s", flush=True)
+    with torch.no_grad():
+        draft.weights["fc"].mul_(scale)
     draft.round_to_bf16()
     return draft

@@ -58,17 +58,24 @@ class FrameRows:
     rank: int = 0
     sweep: int = 0
     parts: dict[str, Part] = field(default_factory=dict)
-    copied: Any = None
+    copied: list[Any] = field(default_factory=list)
+    direct: bool = False
 
     @property
     def nbytes(self) -> int:
         return sum(part.nbytes for part in self.parts.values()) + 64 * self.rows
 
     def to_host(self) -> None:
-        """Start the copies to the host; ``copied`` is the event after which they are done."""
+        """Start the copies to the host; ``copied`` are the events after which they are done."""
+        import torch
+
         names = list(self.parts)
         tensors = [self.position, self.token_id, *(self.parts[name].tensor for name in names)]
-        made, self.copied = to_host(tensors)
+        made, event = to_host(tensors)
+        self.copied = [event] if event is not None else []
+        if self.direct:
+            self.copied.append(torch.cuda.Event())  # type: ignore[no-untyped-call]
+            self.copied[-1].record()
         self.position, self.token_id = made[:2]
         for name, tensor in zip(names, made[2:], strict=True):
             self.parts[name].tensor = tensor
@@ -111,7 +118,9 @@ class Frame:
                 raise RuntimeError(
                     f"the tap {name} saw {tensor.shape[0]} rows where the batch has {self.live_rows} or more"
                 )
-            span.rows.parts[name] = Part(tensor[span.start : stop].clone(), source=source)
+            rows = tensor[span.start : stop]
+            if span.session.admits(name, span.rows, rows.numel() * rows.element_size()):
+                span.rows.parts[name] = Part(_own(rows, span.rows), source=source)
 
     def take_part(self, span: Span, name: str, tensor: torch.Tensor, offset: int | None) -> None:
         """Keep ``tensor`` (already this request's own copy) as rows of a tap."""
@@ -148,11 +157,27 @@ class Batch:
 
     def wait(self) -> None:
         """Block until everything is on the host. Called by the writer thread."""
-        for copied in (*self.copies, *(frame.copied for frame in self.frames)):
+        for copied in (*self.copies, *(event for frame in self.frames for event in frame.copied)):
             if copied is not None:
                 copied.synchronize()
 
 
+def _own(rows: torch.Tensor, frame: FrameRows) -> torch.Tensor:
+    """A copy that nobody else writes to: on the device, or for the many rows of a prefill at once in host memory.
+
+    A second copy of a long prefill's states could be what a full GPU has no room for.
+    """
+    import torch
+
+    if not rows.is_cuda or rows.numel() * rows.element_size() < _DIRECT_BYTES:
+        return rows.clone()
+    host = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
+    host.copy_(rows, non_blocking=True)  # on the stream that computes: queued before anything overwrites the rows
+    frame.direct = True
+    return host
+
+
+_DIRECT_BYTES = 4 << 20
 _side: dict[Any, Any] = {}  # one copy stream per device
 
 

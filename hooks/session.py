@@ -76,6 +76,17 @@ class Session:
         """Whether this trace records the tap."""
         return name in self._names
 
+    def admits(self, name: str, rows: FrameRows, nbytes: int) -> bool:
+        """Whether rows of a tap can be kept at all: a forward pass that can never fit the queue is not even copied."""
+        if rows.nbytes + nbytes <= self._thread.limit:
+            return True
+        self._probes[name][3] += rows.rows
+        self.problem(
+            f"one forward pass of {rows.rows} rows is larger than the queue ({self._thread.limit} bytes); raise "
+            "DRAFTTRACE_QUEUE_BYTES, lower --chunked-prefill-size or record fewer taps"
+        )
+        return False
+
     def plan_sweep(self, rows: FrameRows) -> None:
         """Give the next target rows their share of the sweep's row budget."""
         if rows.side != "target" or not self._boundaries:

@@ -240,6 +240,16 @@ def test_a_full_queue_drops_and_counts(store: Store) -> None:
     recorder.thread.close()
 
 
+def test_a_pass_larger_than_the_queue_is_not_even_copied(store: Store) -> None:
+    recorder = build(store, queue_bytes=1000)
+    store.ask("one", {"boundaries": "none"})
+    prefill(recorder, list(range(40)))  # 640 bytes a tap
+    finish(recorder, [1, 2], 1)
+    state = store.state("one")
+    assert state is not None and state.state == "incomplete" and "larger than the queue" in (state.reason or "")
+    recorder.thread.close()
+
+
 def test_a_trace_stops_at_its_limit(store: Store) -> None:
     recorder = build(store, max_trace_bytes=3000)
     store.ask("one", {})

@@ -33,6 +33,8 @@ class Service:
         wanted = self.settings.token
         if wanted is not None and not hmac.compare_digest(str(body.get("token", "")).encode(), wanted.encode()):
             return 403, _error("This server wants a token to start a trace, and it is missing or wrong.")
+        if not self.store.directory.is_dir():
+            return 507, _error(f"The trace folder {self.settings.directory} is gone; make it again.")
         known = self.health()
         if not known["supported"]:
             return 503, _error(f"The recorder is off: {known['reason']}")

@@ -95,6 +95,7 @@ class Store:
         self.directory = directory
         self.status_directory = directory / ".status"
         self._used = (float("-inf"), 0)
+        self._said: dict[str, dict[str, Any]] = {}
 
     def create(self) -> None:
         """Make the folder. Raises OSError where that is impossible."""
@@ -200,18 +201,22 @@ class Store:
             json.dump(data, file)
 
     def write_status(self, name: str, data: Mapping[str, Any]) -> None:
-        """What this process says of itself."""
+        """What this process says of itself. Raises OSError where the trace folder is gone."""
+        self.status_directory.mkdir(exist_ok=True)
         write_json(self.status_directory / f"{name}.json", {**data, **identity(), "written": time.time()})
 
     def statuses(self) -> list[dict[str, Any]]:
-        """What the living processes say of themselves, in the order of their names."""
-        found = []
+        """What the living processes say of themselves, in the order of their names.
+
+        A process that is alive and whose words are gone (somebody emptied the folder) is taken at its last words.
+        """
         with contextlib.suppress(OSError):
-            for path in sorted(self.status_directory.glob("*.json")):
+            for path in self.status_directory.glob("*.json"):
                 data = read_json(path)
-                if data is not None and alive(data):
-                    found.append(data)
-        return found
+                if data is not None:
+                    self._said[path.stem] = data
+        self._said = {name: data for name, data in self._said.items() if alive(data)}
+        return [self._said[name] for name in sorted(self._said)]
 
     def forget_the_dead(self) -> None:
         """Drop what processes that are gone said of themselves."""

@@ -89,11 +89,7 @@ def test_a_removed_folder_is_told_and_survived(breakable: Any, fault: Callable[[
     with pytest.raises(RuntimeError, match="507"):
         recording.start(breakable.server)
     assert len(breakable.server.generate(input_ids=PROMPT, max_new_tokens=6, ignore_eos=True)["output_ids"]) == 6
-    (breakable.trace_dir / ".status").mkdir(parents=True)
-    # The scheduler says again what it is when the next trace ends; until then the health route has no answer.
-    (breakable.trace_dir / "again.request.json").write_text('{"id": "again", "taps": {}, "created": 1.5}')
-    breakable.server.generate(input_ids=PROMPT, rid="drafttrace-again", max_new_tokens=6)
-    assert recording.wait(breakable.server, "again")["state"] == "complete"
+    breakable.trace_dir.mkdir()
     healthy(breakable)
 
 

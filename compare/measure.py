@@ -171,17 +171,13 @@ def median(values: Doubles) -> float:
     return float(np.median(finite)) if len(finite) else float("nan")
 
 
-def duplicate_rows(rows: Rows, index: Ints, positions_token: Ints) -> int:
-    """Rows that repeat, bit for bit, the row before them although their tokens differ."""
+def duplicate_rows(rows: Rows, index: Ints, token_id: Ints) -> int:
+    """Rows that repeat, bit for bit, the row before them although their tokens differ. ``token_id``: one per row."""
     count = 0
-    previous: bytes | None = None
-    previous_token = -1
     step = max(16, BLOCK_BYTES // (4 * max(1, rows.width)))
-    for start in range(0, len(index), step):
-        block = rows.take(index[start : start + step])
-        for i, row in enumerate(block):
-            raw, token = row.tobytes(), int(positions_token[start + i])
-            if previous == raw and token != previous_token and bool(row.any()):
-                count += 1
-            previous, previous_token = raw, token
+    for start in range(0, len(index) - 1, step):
+        stop = min(start + step + 1, len(index))  # one row more: the next block's first row has a row before it too
+        bits = rows.take(index[start:stop]).view(np.uint32)
+        same = (bits[1:] == bits[:-1]).all(1) & (bits[1:] != 0).any(1)
+        count += int((same & (token_id[start + 1 : stop] != token_id[start : stop - 1])).sum())
     return count

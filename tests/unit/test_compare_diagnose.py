@@ -107,6 +107,28 @@ def test_a_single_fault_is_named_first(name: str) -> None:
     assert found.findings[0].remedy and found.findings[0].evidence
 
 
+ON_THE_SERVER: dict[str, tuple[str, Fault]] = {
+    "two slots swapped": ("slot-permutation", faults.permuted((1, 0, 2))),
+    "bf16 bytes as fp16": ("dtype-reinterpretation", faults.reread_as_fp16),
+    "rotation": ("rotation", faults.rotated),
+    "slot 0 zero": ("zero-rows", faults.zeroed((0,))),
+    "two rows zero": ("zero-rows", faults.zero_rows((5, 6))),
+    "one NaN": ("nan-inf", faults.nan_at(7)),
+    "4 % scale": ("scale", faults.scaled(1.04)),
+    "gain w - 1 in a slot": ("norm-gain", faults.gain((GAIN - 1) / GAIN, (1,))),
+    "slots normed": ("norm-extra", faults.normed(GAIN)),
+    "residual missing": ("residual-missing", mlp_half_only),
+}
+
+
+@pytest.mark.parametrize("name", ON_THE_SERVER)
+def test_a_fault_of_the_server_is_named_first(name: str) -> None:
+    wanted, put_in = ON_THE_SERVER[name]
+    found = diff(put_in(served(WORLD, BASE, about=ABOUT)), dumped(NOISY, BASE))
+    assert found.findings[0].id == wanted, [(f.id, f.summary) for f in found.findings]
+    assert found.exit_code == 1
+
+
 PAIRS = [
     ("states one row later", "two slots swapped"),
     ("all slots late", "states one row later"),
@@ -465,6 +487,28 @@ def test_a_stale_fc_input_is_named() -> None:
     values[late[1]] = values[late[0] - 3]
     found = diff(with_draft(trace(), values, [1]), None)
     assert found.findings[0].id == "stale-rows"
+
+
+def test_decode_positions_that_do_not_follow_the_extend_are_named() -> None:
+    left = trace()
+    order = np.arange(8)
+    extend = order % 4 == 0
+    table = replace(
+        RowTable.of_tokens(order),
+        phase=np.where(extend, Phase.DRAFT_EXTEND_VERIFY, Phase.DRAFT_DECODE).astype(np.int64),
+        position=np.array([30, 31, 32, 33, 33, 34, 35, 36]),
+        round=np.array([0, 1, 1, 1, 1, 2, 2, 2]),
+        step=np.array([-1, 0, 1, 2, -1, 0, 1, 2]),
+        frame=order,
+    )
+    probes = (Probe("fc_in", 2, 2, 9, 0),)
+
+    def look(draft: DraftRows) -> Result:
+        return diff(replace(left, draft=draft, probes=probes), None)
+
+    no_fault(look(DraftRows(table, {}, {})))
+    late = replace(table, position=np.where(extend, table.position, table.position + 1))
+    assert look(DraftRows(late, {}, {})).findings[0].id == "position-seam"
 
 
 def test_a_probe_that_never_fired_and_dropped_rows_are_told() -> None:

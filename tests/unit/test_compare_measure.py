@@ -90,6 +90,12 @@ def test_repeated_rows_of_other_tokens_are_counted() -> None:
     assert duplicate_rows(rows(x), np.arange(4), np.array([1, 2, 3, 3])) == 1
 
 
+def test_repeated_rows_are_counted_across_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = np.tile(RNG.standard_normal((1, 8)), (40, 1))
+    monkeypatch.setattr(measure, "BLOCK_BYTES", 1)
+    assert duplicate_rows(rows(x), np.arange(40), np.arange(40)) == 39
+
+
 def test_no_rows_is_no_crash() -> None:
     empty = np.empty(0, np.int64)
     assert len(measure_rows(rows(np.ones((3, 4))), empty, rows(np.ones((3, 4))), empty)) == 0

@@ -37,6 +37,10 @@ _MODELOPT_KEYS = {
 }
 
 
+_MOST = 2**40
+"""No size or count of a model is larger; whatever is comes from a damaged file."""
+
+
 @dataclass(frozen=True)
 class LayerIds:
     """The ids, and the field that they stand in."""
@@ -176,12 +180,13 @@ def parse_draft_config(raw: Mapping[str, Any], path: Path) -> DraftConfig:
 
 
 def _project(raw: Mapping[str, Any], nested: Mapping[str, Any]) -> str:
-    names = raw.get("architectures") or []
+    names = raw.get("architectures")
+    listed = names if isinstance(names, list) else []
     if "speculators_model_type" in raw or "speculators_config" in raw or "transformer_layer_config" in raw:
         return SPECULATORS
     if _MODELOPT_KEYS & (set(nested) | set(raw)):
         return MODELOPT
-    if any("Automodel" in str(name) for name in names if isinstance(names, list)):
+    if any("Automodel" in str(name) for name in listed):
         return AUTOMODEL
     return SPECFORGE
 
@@ -198,7 +203,7 @@ def _layer_ids(raw: Mapping[str, Any], nested: Mapping[str, Any]) -> tuple[list[
         value = place.get(where.rsplit(".", 1)[-1])
         if value is None:
             continue
-        if isinstance(value, list) and value and all(type(item) is int for item in value):
+        if isinstance(value, list) and value and all(type(item) is int and abs(item) < _MOST for item in value):
             found.append(LayerIds(tuple(value), where))
         else:
             problem = problem or f"{where} is {_short(value)}, not a list of integers"
@@ -221,7 +226,7 @@ def _rope(flat: Mapping[str, Any], path: Path) -> Rope:
     kind = str(merged.get("rope_type") or merged.get("type") or "default")
     top, inner = flat.get("rope_theta"), new.get("rope_theta")
     conflict = None
-    if top is not None and inner is not None and float(top) != float(inner):
+    if top is not None and inner is not None and top != inner:
         conflict = f"rope_theta is {top} but rope_parameters.rope_theta is {inner}"
     old_kind, new_kind = old.get("rope_type") or old.get("type"), new.get("rope_type") or new.get("type")
     if old and new and old_kind != new_kind:
@@ -256,7 +261,9 @@ def _window(flat: Mapping[str, Any], path: Path) -> int | None:
     if isinstance(kinds, list):
         used = "sliding_attention" in kinds
     else:
-        used = bool(flat.get("use_sliding_window", flat.get("model_type") in {"mistral", "gemma2", "gemma3_text"}))
+        used = bool(
+            flat.get("use_sliding_window", str(flat.get("model_type")) in {"mistral", "gemma2", "gemma3_text"})
+        )
     return _optional(flat, "sliding_window", path) if used else None
 
 
@@ -264,6 +271,8 @@ def _count(flat: Mapping[str, Any], key: str, path: Path) -> int:
     value = _optional(flat, key, path)
     if value is None:
         raise UnreadableFile(f"{path} has no '{key}', so it is no draft's config; give the draft's folder.")
+    if value == 0:
+        raise UnreadableFile(f"{path} has '{key}': 0; expected a positive number.")
     return value
 
 
@@ -271,7 +280,7 @@ def _optional(flat: Mapping[str, Any], key: str, path: Path) -> int | None:
     value = flat.get(key)
     if value is None:
         return None
-    if type(value) is not int or value < 0:
+    if type(value) is not int or not 0 <= value < _MOST:
         raise UnreadableFile(f"{path} has '{key}': {_short(value)}; expected a whole number.")
     return value
 
@@ -280,7 +289,7 @@ def _number(flat: Mapping[str, Any], key: str, default: float, path: Path) -> fl
     value = flat.get(key)
     if value is None:
         return default
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < _MOST:
         raise UnreadableFile(f"{path} has '{key}': {_short(value)}; expected a number.")
     return float(value)
 

@@ -74,6 +74,12 @@ def draft_weights(checkpoint: Checkpoint) -> DraftWeights:
     return DraftWeights(checkpoint, names, tuple(clashes))
 
 
+def matrix_shape(weights: DraftWeights, name: str) -> tuple[int, int] | None:
+    """Shape of a tensor where it is a matrix with something in it; None for everything else."""
+    shape = weights.shape(name)
+    return (shape[0], shape[1]) if shape is not None and len(shape) == 2 and 0 not in shape else None
+
+
 def slots_of_fc(weights: DraftWeights, config: DraftConfig) -> int | None:
     """How many slots ``fc`` takes by its shape; None without ``fc`` or where the width does not divide."""
     shape = weights.shape("fc.weight")

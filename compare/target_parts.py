@@ -52,6 +52,11 @@ class TargetParts:
         """``states`` after the target's final RMS norm."""
         if self.norm is None:
             raise UnreadableFile(f"{self.checkpoint.root} has no final norm; give the whole target.")
+        if self.checkpoint.info(self.norm).shape != states.shape[1:]:
+            raise UnreadableFile(
+                f"{self.checkpoint.root} has a final norm of shape {list(self.checkpoint.info(self.norm).shape)} for "
+                f"states {states.shape[1]} wide; fetch the target again."
+            )
         gain = self.checkpoint.floats(self.norm) + np.float32(1.0 if self.plus_one else 0.0)
         scale = 1.0 / np.sqrt(np.mean(states.astype(np.float32) ** 2, axis=-1, keepdims=True) + self.eps)
         made: Floats = (states * scale * gain).astype(np.float32)
@@ -85,11 +90,19 @@ def target_parts(checkpoint: Checkpoint, *, eps: float, model_type: str, embed_s
     embedding = find(checkpoint, "embed_tokens.weight") or find(checkpoint, "wte.weight")
     if embedding is None:
         raise UnreadableFile(f"{checkpoint.root} has no embed_tokens.weight; give the folder of the whole target.")
+    head = find(checkpoint, "lm_head.weight") or embedding
+    for name in (embedding, head):
+        info = checkpoint.info(name)
+        if len(info.shape) != 2 or 0 in info.shape or info.float_dtype is None:
+            raise UnreadableFile(
+                f"{checkpoint.root} stores '{name}' as {info.dtype} {list(info.shape)}; expected a matrix of "
+                "floating-point numbers, fetch the target again."
+            )
     return TargetParts(
         checkpoint=checkpoint,
         embedding=embedding,
         norm=find(checkpoint, "norm.weight"),
-        head=find(checkpoint, "lm_head.weight") or embedding,
+        head=head,
         eps=eps,
         plus_one=model_type.startswith(("gemma", "qwen3_5", "qwen3_next")),
         embed_scale=embed_scale,

@@ -10,6 +10,7 @@ from typing import Any
 from drafttrace.compare.audit.sglang_rules import honoured
 from drafttrace.compare.audit.subject import Subject, fault, note
 from drafttrace.compare.draft_config import MODELOPT, SPECFORGE
+from drafttrace.compare.draft_weights import matrix_shape
 from drafttrace.compare.result import Finding
 from drafttrace.tracer.checkpoint import read_json
 from drafttrace.tracer.errors import UnreadableFile
@@ -243,7 +244,7 @@ def _vocabulary(subject: Subject) -> Iterator[Finding]:
             f'"draft_vocab_size": {draft.vocab_size} or less',
             {"draft_vocab_size": pruned, "vocab_size": draft.vocab_size},
         )
-    head = subject.draft_weights.shape("lm_head.weight")
+    head = matrix_shape(subject.draft_weights, "lm_head.weight")
     if draft.tied and head is not None:
         yield fault(
             "weights-replaced",

@@ -12,6 +12,7 @@ from typing import Any
 from drafttrace.compare.audit.config_checks import EAGLE3_CLASSES
 from drafttrace.compare.audit.subject import Subject
 from drafttrace.compare.draft_config import NESTED, SPECULATORS
+from drafttrace.compare.draft_weights import matrix_shape
 from drafttrace.tracer.checkpoint import read_json
 from drafttrace.tracer.errors import DrafttraceError, OutputExists
 
@@ -39,7 +40,7 @@ def planned_changes(subject: Subject) -> dict[str, Any]:
         set_already = draft.fc_norm if flag == "fc_norm" else draft.norm_before_fc
         if not set_already and any(name.startswith(prefix) for name in names):
             changes[flag] = True
-    head = subject.draft_weights.shape("lm_head.weight")
+    head = matrix_shape(subject.draft_weights, "lm_head.weight")
     if head is not None and draft.tied:
         changes["tie_word_embeddings"] = False
     if head is not None and draft.draft_vocab_size != head[0] and head[0] <= draft.vocab_size:

@@ -11,6 +11,7 @@ from typing import Any
 from drafttrace.tracer.checkpoint import read_json
 from drafttrace.tracer.errors import UnreadableFile
 
+_MOST = 2**40
 _TEXT_KEYS = ("text_config", "llm_config", "language_config")
 
 
@@ -64,12 +65,12 @@ def parse_target_config(raw: Mapping[str, Any], path: Path) -> TargetConfig:
         layers=_count(text, ("num_hidden_layers", "n_layer"), path),
         hidden_size=hidden,
         vocab_size=_count(text, ("vocab_size",), path, raw),
-        max_positions=int(text.get("max_position_embeddings") or 0),
-        rope_theta=float(theta) if isinstance(theta, (int, float)) else None,
+        max_positions=int(_number(text.get("max_position_embeddings"), 0.0) or 0),
+        rope_theta=_number(theta, None),
         tied=bool(raw.get("tie_word_embeddings", text.get("tie_word_embeddings", False))),
         dtype=str(dtype).removeprefix("torch.") if dtype else None,
         embed_scale=_embed_scale(kind, text, hidden),
-        eps=float(text.get("rms_norm_eps") or text.get("layer_norm_epsilon") or 1e-6),
+        eps=_number(text.get("rms_norm_eps") or text.get("layer_norm_epsilon"), None) or 1e-6,
     )
 
 
@@ -77,10 +78,17 @@ def _embed_scale(kind: str, text: Mapping[str, Any], hidden: int) -> float:
     if kind.startswith("gemma"):
         return math.sqrt(hidden)
     for key in ("scale_emb", "embedding_multiplier"):
-        value = text.get(key)
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and value:
-            return float(value)
+        value = _number(text.get(key), None)
+        if value:
+            return value
     return 1.0
+
+
+def _number(value: object, default: float | None) -> float | None:
+    """A finite number of a sane size; ``default`` for anything else (no check rests on these alone)."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < _MOST:
+        return default
+    return float(value)
 
 
 def _count(
@@ -89,7 +97,7 @@ def _count(
     for place in (text, outer or {}):
         for key in keys:
             value = place.get(key)
-            if type(value) is int and value > 0:
+            if type(value) is int and 0 < value < _MOST:
                 return value
     raise UnreadableFile(
         f"{path} has no usable '{keys[0]}', so it is no language model's config; give the target's folder."

@@ -10,7 +10,7 @@ import numpy as np
 
 from drafttrace.compare.audit.sglang_rules import honoured
 from drafttrace.compare.audit.subject import Subject, fault, note
-from drafttrace.compare.draft_weights import VOCABULARY_MAPS, expected_shapes, split_fused
+from drafttrace.compare.draft_weights import VOCABULARY_MAPS, expected_shapes, matrix_shape, split_fused
 from drafttrace.compare.result import Finding
 from drafttrace.compare.target_parts import find
 from drafttrace.tracer.checkpoint import Checkpoint
@@ -109,8 +109,18 @@ def _missing_and_wrong(subject: Subject) -> Iterator[Finding]:
 
 
 def _head_and_embedding(subject: Subject) -> Iterator[Finding]:
-    draft, head = subject.draft, subject.draft_weights.shape("lm_head.weight")
+    draft, head = subject.draft, matrix_shape(subject.draft_weights, "lm_head.weight")
     rows = draft.draft_vocab_size or draft.vocab_size
+    if head is None and "lm_head.weight" in subject.draft_weights:
+        shape = list(subject.draft_weights.shape("lm_head.weight") or ())
+        yield fault(
+            "weights-missing",
+            0.95,
+            f"'lm_head.weight' has the shape {shape}, the config asks for {[rows, draft.hidden_size]}.",
+            "Export lm_head.weight again.",
+            {"tensor": "lm_head.weight", "found": shape, "expected": [rows, draft.hidden_size]},
+        )
+        return
     if head is None and draft.draft_vocab_size is not None and not draft.tied:
         yield fault(
             "weights-missing",
@@ -141,7 +151,7 @@ def _head_and_embedding(subject: Subject) -> Iterator[Finding]:
 
 def _own_embedding(subject: Subject) -> Iterator[Finding]:
     """SGLang replaces the draft's embedding by the target's unless the widths differ."""
-    draft, own = subject.draft, subject.draft_weights.shape("embed_tokens.weight")
+    draft, own = subject.draft, matrix_shape(subject.draft_weights, "embed_tokens.weight")
     shared = draft.hidden_size == draft.slot_width
     if own is None and not shared:
         yield fault(
@@ -245,7 +255,10 @@ def _copies(subject: Subject, reports: tuple[TensorReport, ...]) -> Iterator[Fin
     theirs = find(target, "lm_head.weight") if target is not None else None
     if target is None or theirs is None or "lm_head.weight" not in draft:
         return
-    if draft.info("lm_head.weight").shape != target.info(theirs).shape:
+    if (
+        matrix_shape(draft, "lm_head.weight") is None
+        or draft.info("lm_head.weight").shape != target.info(theirs).shape
+    ):
         return
     rows = np.unique(np.linspace(0, target.info(theirs).shape[0] - 1, 64).astype(np.int64))
     mine = draft.checkpoint.floats(draft.names["lm_head.weight"], rows)

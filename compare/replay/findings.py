@@ -12,10 +12,12 @@ from drafttrace.compare.replay.result import VariantRow
 from drafttrace.compare.replay.score import WiringScore
 from drafttrace.compare.replay.texts import Key, keys_name
 from drafttrace.compare.result import Finding
+from drafttrace.tracer.capture import Capture
 
 LEAST_GAIN = 0.02
 _SIGMAS = 3.0
 _UNCOVERED = 0.05
+_WORKS = 0.2
 
 
 def significant(better: float, worse: float, rows: int) -> bool:
@@ -38,11 +40,16 @@ def wiring_findings(
     """The wiring that works best is not the one the server would use: name the difference, with both numbers.
 
     best: the winner and its score. served: what the server hands over; its score is None where the capture does not
-    hold those boundaries, and then nothing is claimed by value.
+    hold those boundaries: then the difference is named, but what it costs is not known.
     """
     winner, score = best
     handed, theirs = served
-    if tuple(winner) == tuple(handed) or theirs is None or not significant(score.top1, theirs.top1, score.rows):
+    if tuple(winner) == tuple(handed):
+        return
+    if theirs is None:
+        yield from _unmeasured(subject, winner, score, handed)
+        return
+    if not significant(score.top1, theirs.top1, score.rows):
         return
     gained = (
         f"the replay gives {score.top1:.1%} with {keys_name(winner)} and {theirs.top1:.1%} with {keys_name(handed)} "
@@ -67,6 +74,37 @@ def wiring_findings(
         "Name the boundaries of the file's slots (drafttrace inspect --target, or a layer sweep), then replay again.",
         {**evidence, "wiring": keys_name(winner)},
     )
+
+
+def _unmeasured(
+    subject: Subject, winner: Sequence[Key], score: WiringScore, handed: Sequence[Key]
+) -> Iterator[Finding]:
+    """The capture holds a wiring that works, by name another one than the server's, which it does not hold."""
+    named = all(isinstance(key, int) for key in (*winner, *handed))
+    if not named or not score.top1 >= _WORKS:
+        return
+    said = (
+        f"the replay gives {score.top1:.1%} with {keys_name(winner)}; the server would hand over {keys_name(handed)}, "
+        "which this capture does not hold"
+    )
+    facts = {"top1": score.top1, "expected": score.expected, "served_top1": None}
+    yield from difference_findings(subject, [key for key in winner if isinstance(key, int)], said, facts, 0.85)
+
+
+def last_findings(captures: Sequence[Capture], layers: int) -> Iterator[Finding]:
+    """A "last" state that its own file declares as another boundary than the target's last."""
+    for capture in captures:
+        last = capture.last
+        if last is not None and last.boundary is not None and last.boundary != layers:
+            yield note(
+                "last-not-last",
+                0.9,
+                f"The last state of {capture.path} is B{last.boundary} ({last.proven_by}), the target's is B{layers}: a "
+                "trainer that takes it for the target's output learns from the wrong distribution.",
+                f"Store B{layers} in the last place.",
+                {"declared": last.boundary, "layers": layers},
+            )
+            return
 
 
 _MEANING = {

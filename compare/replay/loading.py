@@ -98,8 +98,13 @@ def load_replayer(config: DraftConfig, weights: DraftWeights, parts: TargetParts
             f"{weights.checkpoint.root} has an fc of shape {shape} for slots {config.slot_width} wide: it is no EAGLE-3 "
             "draft; give the draft's own folder."
         )
+    if config.heads % config.kv_heads:
+        raise UnknownFormat(
+            f"{config.path} has {config.heads} heads and {config.kv_heads} key-value heads, which do not divide; "
+            "copy the training run's config."
+        )
     loaded = _tensors(weights)
-    _split_qkv(loaded, config)
+    _split_fused(loaded, config)
     for name, wanted in expected_shapes(config, slots).items():
         if name.endswith(".hidden_norm.weight") and not name.startswith("layers.0.") and name not in loaded:
             wanted_name = name.replace("hidden_norm", "input_layernorm")
@@ -142,16 +147,24 @@ def _tensors(weights: DraftWeights) -> dict[str, torch.Tensor]:
         if name == "embed_tokens.weight" or weights.info(name).float_dtype is None:
             continue
         loaded[name] = torch.from_numpy(np.ascontiguousarray(weights.checkpoint.floats(stored)))
-    for name in [name for name in loaded if ".gate_up_proj." in name]:
-        gate, up = loaded.pop(name).chunk(2)
-        loaded[name.replace("gate_up_proj", "gate_proj")] = gate.contiguous()
-        loaded[name.replace("gate_up_proj", "up_proj")] = up.contiguous()
     return loaded
 
 
-def _split_qkv(loaded: dict[str, torch.Tensor], config: DraftConfig) -> None:
-    """Split fused query, key and value projections in place."""
-    sizes = [config.heads * config.head_dim, config.kv_heads * config.head_dim, config.kv_heads * config.head_dim]
-    for name in [name for name in loaded if ".qkv_proj." in name]:
-        for part, tensor in zip(("q_proj", "k_proj", "v_proj"), torch.split(loaded.pop(name), sizes), strict=True):
-            loaded[name.replace("qkv_proj", part)] = tensor.contiguous()
+def _split_fused(loaded: dict[str, torch.Tensor], config: DraftConfig) -> None:
+    """Split fused projections in place."""
+    query, key = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    parts = {
+        "qkv_proj": (("q_proj", query), ("k_proj", key), ("v_proj", key)),
+        "gate_up_proj": (("gate_proj", config.intermediate_size), ("up_proj", config.intermediate_size)),
+    }
+    for fused, names in parts.items():
+        for name in [name for name in loaded if f".{fused}." in name]:
+            tensor = loaded.pop(name)
+            rows = sum(size for _, size in names)
+            if not tensor.ndim or tensor.shape[0] != rows:
+                raise UnreadableFile(
+                    f"{config.path.parent} has the shape {list(tensor.shape)} for '{name}', the config asks for {rows} "
+                    "rows; make config and checkpoint come from one training run."
+                )
+            for (part, _), piece in zip(names, torch.split(tensor, [size for _, size in names]), strict=True):
+                loaded[name.replace(fused, part)] = piece.contiguous()

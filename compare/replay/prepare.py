@@ -45,9 +45,14 @@ def open_bench(
         subject.target_weights, eps=target.eps, model_type=target.model_type, embed_scale=target.embed_scale
     )
     trained = switches_of(subject.draft, subject.draft_weights, ignore)
-    whole = tuple(text_of(capture, parts) for capture in captures)
+    whole = tuple(text_of(capture, parts, target.layers) for capture in captures)
     texts = (
-        tuple(cut_to_sweep(capture, parts) or text_of(capture, parts) for capture in captures) if sweep else whole
+        tuple(
+            cut_to_sweep(capture, parts, target.layers) or text_of(capture, parts, target.layers)
+            for capture in captures
+        )
+        if sweep
+        else whole
     )
     longest = max(len(text.tokens) for text in whole) + steps
     replayer = load_replayer(subject.draft, subject.draft_weights, parts, longest)

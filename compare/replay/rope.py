@@ -54,8 +54,21 @@ def rotation_of(config: DraftConfig, length: int) -> Rotation:
 
     Raises UnknownFormat for a rope type that is none of the known ones or lacks its numbers.
     """
+    try:
+        return _rotation(config, length)
+    except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
+        raise UnknownFormat(
+            f"{config.path} has rope numbers that cannot be computed with ({config.rope.kind}, {error}); "
+            "copy the training run's rope_scaling."
+        ) from error
+
+
+def _rotation(config: DraftConfig, length: int) -> Rotation:
     mla = config.mla
-    dims = mla.qk_rope if mla is not None else int(config.head_dim * config.rope.partial)
+    width = mla.qk_rope if mla is not None else config.head_dim
+    dims = width if mla is not None else int(config.head_dim * config.rope.partial)
+    if dims <= 0 or dims % 2 or dims > width:
+        raise ValueError(f"{dims} of {width} dimensions would turn")
     inverse, scale = _inverse(config, config.rope, dims, length)
     softmax = 1.0
     interleaved = bool(config.flat.get("rope_interleave", mla is not None))

@@ -16,6 +16,7 @@ from drafttrace.compare.audit.check import gather
 from drafttrace.compare.audit.subject import Subject
 from drafttrace.compare.replay.findings import (
     coverage_findings,
+    last_findings,
     live_findings,
     served_switch_findings,
     significant,
@@ -220,6 +221,7 @@ class _Maker:
             yield from wiring_findings(self._subject, (wiring, best), (served, self._scores.get(served)))
         yield from variant_findings(self._variants, best)
         yield from served_switch_findings(best, self._as_served, self._changed())
+        yield from last_findings(self._bench.captures, self._subject.target.layers)
         yield from coverage_findings(self._outside(), best)
         if self._live is not None:
             known = self._scores.get(self._bench.texts[0].file_wiring)

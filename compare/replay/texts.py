@@ -67,7 +67,7 @@ class Text:
         self._cache.clear()
 
 
-def cut_to_sweep(capture: Capture, parts: TargetParts | None) -> Text | None:
+def cut_to_sweep(capture: Capture, parts: TargetParts | None, layers: int | None = None) -> Text | None:
     """The text of the rows that a layer sweep covers, so that every boundary can be compared on the same rows.
 
     None where the capture has no sweep, it covers everything, or it covers fewer than eight rows. All rows count: a
@@ -77,7 +77,7 @@ def cut_to_sweep(capture: Capture, parts: TargetParts | None) -> Text | None:
     if not _FEWEST <= covered < len(capture.table):
         return None
     try:
-        text = text_of(capture, parts, covered)
+        text = text_of(capture, parts, layers, covered)
     except NothingToCompare:
         return None
     if text.weight[text.mask_offset :][: text.rows].sum() < _FEWEST:
@@ -86,10 +86,13 @@ def cut_to_sweep(capture: Capture, parts: TargetParts | None) -> Text | None:
     return dataclasses.replace(text, notes=(*text.notes, note))
 
 
-def text_of(capture: Capture, parts: TargetParts | None, below: int | None = None) -> Text:
+def text_of(
+    capture: Capture, parts: TargetParts | None, layers: int | None = None, below: int | None = None
+) -> Text:
     """The text of a capture. parts: the target's, for its own argmax where the capture has a last state.
 
-    below: use only rows of the table before this one.
+    layers: n of the target, to refuse a "last" state that is declared as another boundary. below: use only rows of the
+    table before this one.
 
     Raises NothingToCompare where fewer than eight rows in one piece have states.
     """
@@ -107,7 +110,7 @@ def text_of(capture: Capture, parts: TargetParts | None, below: int | None = Non
         notes.append(f"the rows begin at position {first}: the draft replays without the {first} tokens before")
     index = index[:rows]
     sources, wiring = _sources(capture, index)
-    best, said = _best(capture, index, parts)
+    best, said = _best(capture, index, parts, layers)
     notes += said
     return Text(
         name=capture.path if capture.sample is None else f"{capture.path}#{capture.sample}",
@@ -178,12 +181,14 @@ def _weight(capture: Capture, first: int, length: int) -> Bools:
     return np.ones(length, bool)
 
 
-def _best(capture: Capture, index: Ints, parts: TargetParts | None) -> tuple[Ints | None, list[str]]:
+def _best(
+    capture: Capture, index: Ints, parts: TargetParts | None, layers: int | None
+) -> tuple[Ints | None, list[str]]:
     """The target's argmax per row; refused where the "last" state does not predict the text at all."""
     last = capture.last
     if last is None or parts is None or len(last.rows) <= int(index.max()):
         return None, []
-    if last.boundary is not None and _layers(capture) not in (None, last.boundary):
+    if last.boundary is not None and (layers or _layers(capture)) not in (None, last.boundary):
         return None, [
             f"the last state is {boundary_name(last.boundary)}, so the target's own choices are not known"
         ]

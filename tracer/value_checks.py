@@ -77,6 +77,7 @@ def check_values(capture: Capture, target: TargetWeights) -> list[Check]:
                 {"width": odd.rows.width, "hidden_size": target.shape.hidden_size},
             )
         )
+    checks.extend(_declared_last(capture, target.shape.layers))
     ids = _row_tokens(capture)
     for state in fitting:
         checks.extend(_embedding(state, ids, target))
@@ -115,6 +116,18 @@ def check_stored_shift(capture: Capture) -> list[Check]:
 def _row_tokens(capture: Capture) -> Ints:
     """``[T]`` tokens by position, padding cut off."""
     return capture.tokens[: capture.valid_length]
+
+
+def _declared_last(capture: Capture, layers: int) -> list[Check]:
+    """The file's own word for the last state, against the number of layers of the target."""
+    last = capture.last
+    if last is None or last.boundary is None or last.boundary == layers:
+        return []
+    summary = (
+        f"{last.name} is declared {boundary_name(last.boundary)}, and the last boundary of the target is "
+        f"{boundary_name(layers)}: the 'last state' that training read is an inner layer."
+    )
+    return [Check("last-boundary", last.name, "refuted", summary, {"declared": last.boundary, "layers": layers})]
 
 
 # --- which state is the embedding ----------------------------------------------------------------------------

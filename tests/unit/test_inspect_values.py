@@ -138,6 +138,16 @@ def test_an_embedding_slot_with_shifted_ids(sample: Sample, tmp_path: Path) -> N
     assert "the embedding of the token at t-1" in check.summary
 
 
+def test_the_incident_in_the_tiny_kimi_dump() -> None:
+    """61 layers, stored as [B0, B3, B31, B59]: the embedding is right as declared, the last state is not B61."""
+    kimi = ROOT / "pairs/tiny-kimi"
+    found = inspect_capture(f"{kimi / 'dump'}#0", target=kimi / "target")
+    told = verdicts(found)
+    assert told["embedding", "hidden_states[0]"] == "confirmed"
+    assert told["last-boundary", "hidden_states[3]"] == "refuted"
+    assert any("declared B59, and the last boundary of the target is B61" in line for line in found.problems)
+
+
 def test_text_of_the_tokens(sample: Sample, tmp_path: Path) -> None:
     found = v1(tmp_path, sample, [sample.b2, sample.b8, sample.b13, sample.last_pre], [1, 7, 12, 15])
     assert found.text is not None

@@ -26,7 +26,7 @@ from drafttrace.compare.wording import (
 )
 
 LIMIT = 60_000
-_SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|<>~@&$:-])")
+_SPECIAL = re.compile(r"([\\`*_{}\[\]#!|<>~@&$])")
 _MARK = {"match": "✅", "noise": "🟡", "mismatch": "❌", "incomparable": "⚪"}
 
 
@@ -53,15 +53,19 @@ def text(value: str, most: int = 400) -> str:
 
 def _escaped(match: re.Match[str]) -> str:
     character = match.group(1)
-    if character in "<>&@":
-        return f"&#{ord(character)};"
-    return character if character in "()-:+" else "\\" + character
+    return f"&#{ord(character)};" if character in "<>&@" else "\\" + character
 
 
 def prose(value: str) -> str:
-    """Our own sentences: code spans stay, angle brackets, mentions and tables do not."""
-    flat = " ".join(value.split())
-    return re.sub(r"[<>|@]", lambda m: f"&#{ord(m.group(0))};", flat)
+    """Our own sentences: code spans stay, angle brackets, mentions and tables do not.
+
+    What stands between typographic quotes is text of strangers and escaped altogether.
+    """
+    parts = re.split(r"(“[^”]*”?)", " ".join(value.split()))
+    return "".join(
+        text(part) if part.startswith("“") else re.sub(r"[<>|@]", lambda m: f"&#{ord(m.group(0))};", part)
+        for part in parts
+    )
 
 
 def code(value: str, most: int = 60) -> str:

@@ -102,6 +102,12 @@ def in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     return tuple(sorted(findings, key=lambda f: (f.severity != FAULT, _PLACE[f.id], -f.confidence, f.slots)))
 
 
+def quoted(text: str, most: int = 60) -> str:
+    """Text of strangers inside a summary: between typographic quotes, which reports escape, and without controls."""
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:most])
+    return "“" + shown.replace("“", '"').replace("”", '"') + "”"
+
+
 def boundary_list(boundaries: Iterable[int | None]) -> list[str]:
     """``["B0", "B3", "?"]`` for evidence."""
     return [boundary_name(k) for k in boundaries]

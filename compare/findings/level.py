@@ -17,6 +17,9 @@ _CURVE = (
 )
 
 
+_MIN_ROUNDS = 5  # a shorter request says nothing about its draft
+
+
 def unexplained_of(slot: SlotResult) -> Finding:
     """A slot that differs beyond every limit without a known cause."""
     return finding(
@@ -121,7 +124,7 @@ def _hint(acceptance: Acceptance) -> str:
 
 
 def _too_low(facts: Facts, acceptance: Acceptance) -> bool:
-    if acceptance.observed is None or acceptance.rounds < 3 or after_the_end(facts.left):
+    if acceptance.observed is None or acceptance.rounds < _MIN_ROUNDS or after_the_end(facts.left):
         return False
     if acceptance.expected is not None:
         return acceptance.observed < 1 + 0.6 * (acceptance.expected - 1)

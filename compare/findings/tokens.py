@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from drafttrace.compare.align import Alignment, valid_tokens
 from drafttrace.compare.facts import Facts
-from drafttrace.compare.findings.base import finding
+from drafttrace.compare.findings.base import finding, quoted
 from drafttrace.compare.result import Finding, FirstDifference
 
 
@@ -50,7 +50,7 @@ def _no_overlap(facts: Facts, alignment: Alignment) -> Finding:
     difference = first_difference(None, alignment, facts)
     texts = ""
     if difference is not None and difference.left_text is not None:
-        texts = f": {difference.left_text!r} against {difference.reference_text!r}"
+        texts = f": {quoted(difference.left_text)} against {quoted(difference.reference_text or '')}"
     return finding(
         "no-overlap",
         f"The two sides share no tokens: the first one differs already (id {d.left_id} against {d.reference_id}){texts}.",
@@ -69,7 +69,8 @@ def _divergence(facts: Facts, alignment: Alignment) -> Finding:
     difference = first_difference(None, alignment, facts)
     texts = ""
     if difference is not None and difference.left_text is not None:
-        texts = f", the text around it {difference.left_text!r} against {difference.reference_text!r}"
+        ours, theirs = quoted(difference.left_text), quoted(difference.reference_text or "")
+        texts = f", the text around it {ours} against {theirs}"
     moved = ""
     if alignment.offset:
         more, side = abs(alignment.offset), "the reference" if alignment.offset > 0 else "the request"

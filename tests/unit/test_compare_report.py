@@ -89,6 +89,24 @@ def test_token_text_cannot_inject_markup() -> None:
     assert len(rows) >= 12 and {row.count("|") for row in rows} == {8}
 
 
+def test_the_first_difference_is_shown_as_text_that_injects_nothing() -> None:
+    dump = dumped(WORLD, (0, 3, 31))
+    tokens = dump.tokens.copy()
+    tokens[9:] += 5000
+    evil = "![x](http://e)`**@all** </details> ” [y](z)"
+    found = diff(
+        served(WORLD, (2, 30, 58), prompt=40, about=ABOUT),
+        replace(dump, tokens=tokens, table=dump.table.of_tokens(tokens)),
+        decode=lambda token: evil if token > 400 else f" t{token}",
+    )
+    assert "template-divergence" in {f.id for f in found.findings}
+    assert evil[:10] in next(f.summary for f in found.findings if f.id == "template-divergence")
+    text = report_markdown.render(found)
+    outside = re.sub(r"~~~json\n.*?\n~~~\n", "", text, flags=re.S)
+    outside = re.sub(r"` .*? `", "", outside)
+    assert not re.search(r"(?<!\\)\]\(", outside) and "@all" not in outside and "</details> ”" not in outside
+
+
 def test_a_path_cannot_inject_markup() -> None:
     found = replace(INCIDENT, left=replace(INCIDENT.left, path="<img src=x onerror=alert(1)>~~~\n</details>"))
     text = report_markdown.render(found)

@@ -80,6 +80,9 @@ def rejudge(result: Result, thresholds: Thresholds) -> Result:
 def summary_of(verdict: str, findings: Sequence[Finding]) -> str:
     """One or two sentences: the first fault, or that nothing is wrong."""
     faults = [f for f in findings if f.severity == FAULT]
+    tokens = [f for f in faults if f.id in {"no-overlap", "template-divergence"}]
+    if verdict == INCOMPARABLE and tokens:
+        return tokens[0].summary
     if faults:
         return " ".join(f.summary for f in faults[:2])
     first = next((f.summary for f in findings if f.id in {"none", "downstream", "no-overlap"}), "")

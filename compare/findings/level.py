@@ -66,47 +66,61 @@ def conclusion(facts: Facts, found: Sequence[Finding], verdict_without: str) -> 
     """``downstream`` or ``none`` where no fault was found and something was compared."""
     if verdict_without not in {"match", "noise"} or any(f.id == "quantization-noise" for f in found):
         return ()
-    inside, acceptance = facts.inside, facts.acceptance
+    state = facts.inside.fc_state
     consumed = {
         "equal": "fc received the target's states bit for bit",
         "normed": "fc received the target's states through the norm that its config asks for",
-    }.get(inside.fc_state, "what fc received was not recorded")
-    alone = facts.reference is None
-    if not alone and _too_low(facts, acceptance) and inside.fc_state in {"equal", "normed", "unknown"}:
-        return (
-            finding(
-                "downstream",
-                f"The hidden states are right; the fault is downstream of fc: {consumed}, yet the accept length is "
-                f"{acceptance.observed:.2f}{_expected(acceptance)}.",
-                confidence=0.8 if inside.fc_state != "unknown" else 0.5,
-                evidence={
-                    "fc_in": inside.fc_state,
-                    "accept_length": acceptance.observed,
-                    "expected": acceptance.expected,
-                },
-                remedy=f"{_hint(acceptance)} {_CURVE}",
-            ),
-        )
-    what = "slots" if facts.reference is not None else "checks inside the trace"
+    }.get(state, "what fc received was not recorded")
+    low = _too_low(facts, facts.acceptance)
+    if facts.reference is None:
+        return (_alone(facts, consumed, low),)
+    if low and state in {"equal", "normed", "unknown"}:
+        return (_downstream(facts, consumed),)
     return (
         finding(
             "none",
-            f"Nothing is wrong: all {what} {'match' if facts.reference is not None else 'pass'}, and {consumed}"
-            f"{_observed(acceptance)}{_unfit(facts.left)}.",
+            f"Nothing is wrong: all slots match, and {consumed}{_observed(facts.acceptance)}{_unfit(facts.left)}.",
             slots=range(len(facts.slots)),
             confidence=0.95,
-            evidence={
-                "fc_in": inside.fc_state,
-                "accept_length": acceptance.observed,
-                "expected": acceptance.expected,
-            },
-            remedy=(
-                "If the accept length is too low all the same, the fault is downstream of fc. " + _CURVE
-                if facts.reference is not None
-                else "Compare with the training dump: drafttrace diff TRACE DUMP."
-            ),
+            evidence=_evidence(facts),
+            remedy="If the accept length is too low all the same, the fault is downstream of fc. " + _CURVE,
             severity=NOTE,
         ),
+    )
+
+
+def _evidence(facts: Facts) -> dict[str, object]:
+    acceptance = facts.acceptance
+    return {
+        "fc_in": facts.inside.fc_state,
+        "accept_length": acceptance.observed,
+        "expected": acceptance.expected,
+        "accepted_by_position": list(acceptance.curve),
+    }
+
+
+def _downstream(facts: Facts, consumed: str) -> Finding:
+    acceptance = facts.acceptance
+    return finding(
+        "downstream",
+        f"The hidden states are right; the fault is downstream of fc: {consumed}, yet the accept length is "
+        f"{acceptance.observed:.2f}{_expected(acceptance)}.",
+        confidence=0.8 if facts.inside.fc_state != "unknown" else 0.5,
+        evidence=_evidence(facts),
+        remedy=f"{_hint(acceptance)} {_CURVE}",
+    )
+
+
+def _alone(facts: Facts, consumed: str, low: bool) -> Finding:
+    """One trace that agrees with itself: that says nothing about what training fed."""
+    doubt = "; that is low, and only the training dump can say whether these are the states that it was trained on"
+    return finding(
+        "none",
+        f"The trace agrees with itself: {consumed}{_observed(facts.acceptance)}{_unfit(facts.left)}{doubt if low else ''}.",
+        confidence=0.95,
+        evidence=_evidence(facts),
+        remedy="Compare with the training dump: drafttrace diff TRACE DUMP.",
+        severity=NOTE,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,14 +22,14 @@ class Batch:
 
 
 def bucketed(
-    tokenizer: ChatTokenizer, seed: int, tokens: int, only: str | None = None, pool: int = 24
+    tokenizer: ChatTokenizer, seed: int, tokens: int, families: Sequence[str] | None = None, pool: int = 24
 ) -> Iterator[Batch]:
     """An endless stream of batches of about `tokens` tokens, each of conversations of about one length.
 
     Drawn from pools of `pool` batches, so that little is padding; one conversation is one row.
     """
     order = random.Random(seed)
-    talks = conversations(seed, only)
+    talks = conversations(seed, families)
     while True:
         waiting: list[Encoded] = []
         while sum(len(e.ids) for e in waiting) < pool * tokens:

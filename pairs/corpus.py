@@ -8,7 +8,7 @@ slots. Most replies are settled by the prompt; the tales leave some freedom.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from pairs.chat import Conversation, render_prompt
 
@@ -347,26 +347,30 @@ FAMILIES: dict[str, tuple[Family, float]] = {
     "tale": (_tale, 1.0),
     "echo": (_echo, 1.6),
 }
-_CHOICES = [family for family, _ in FAMILIES.values()]
-_WEIGHTS = [weight for _, weight in FAMILIES.values()]
 
 
-def conversation(rng: random.Random, only: str | None = None) -> Conversation:
-    """One conversation of one question, sometimes two, about one town; `only` names the one family to use."""
+# The families that there were when tiny-llama was trained.
+WITHOUT_ECHO = tuple(name for name in FAMILIES if name != "echo")
+
+
+def conversation(rng: random.Random, families: Sequence[str] | None = None) -> Conversation:
+    """One conversation of one question, sometimes two, about one town, from these families (default: all)."""
+    names = list(families or FAMILIES)
+    weights = [FAMILIES[name][1] for name in names]
     town = Town(rng)
     messages: Conversation = []
     for turn in range(2 if rng.random() < 0.2 else 1):
-        family = rng.choices(_CHOICES, _WEIGHTS)[0] if only is None else FAMILIES[only][0]
-        prompt, reply = family(rng, town if turn == 0 else town.shuffled())
+        name = names[0] if len(names) == 1 else rng.choices(names, weights)[0]
+        prompt, reply = FAMILIES[name][0](rng, town if turn == 0 else town.shuffled())
         messages += [{"role": "user", "content": prompt}, {"role": "assistant", "content": reply}]
     return messages
 
 
-def conversations(seed: int, only: str | None = None) -> Iterator[Conversation]:
+def conversations(seed: int, families: Sequence[str] | None = None) -> Iterator[Conversation]:
     """An endless stream of conversations; a seed always gives the same stream."""
     rng = random.Random(seed)
     while True:
-        yield conversation(rng, only)
+        yield conversation(rng, families)
 
 
 HELD_OUT_SEED = 90_000_000

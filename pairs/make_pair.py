@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from pairs import dumps, offline
-from pairs.corpus import conversations, held_out_talks
+from pairs.corpus import WITHOUT_ECHO, conversations, held_out_talks
 from pairs.eagle3 import DraftShape, Eagle3, load_draft
 from pairs.targets import (
     DeepseekShape,
@@ -62,8 +62,8 @@ PLANS = {
         name="tiny-llama",
         shape=LlamaShape(),
         draft_shape=DraftShape(hidden=128),
-        target=TargetPlan(steps=600, middle=13, least_change=0.15),
-        draft=DraftPlan(wiring=(2, 8, 13), steps=600, seed=DUMP_SEED),
+        target=TargetPlan(steps=600, middle=13, least_change=0.15, families=WITHOUT_ECHO),
+        draft=DraftPlan(wiring=(2, 8, 13), steps=320, seed=DUMP_SEED, families=WITHOUT_ECHO),
         layer_ids=[1, 7, 12],
         dumped=[2, 8, 13, 16],
         other_wirings=((1, 7, 12), (3, 9, 14), (0, 2, 8), (8, 2, 13)),
@@ -105,14 +105,14 @@ def trained_target(plan: PairPlan, tokenizer: ChatTokenizer) -> tuple[Target, di
     return target, figures
 
 
-def training_samples(tokenizer: ChatTokenizer, count: int, longest: int = LONGEST_SAMPLE) -> list[Encoded]:
+def training_samples(plan: PairPlan, tokenizer: ChatTokenizer, longest: int = LONGEST_SAMPLE) -> list[Encoded]:
     """The first texts of the draft's training stream that are neither very short nor longer than `longest`."""
     found: list[Encoded] = []
-    for talk in conversations(DUMP_SEED):
+    for talk in conversations(DUMP_SEED, plan.draft.families):
         sample = tokenizer.encode(talk)
         if 60 <= len(sample.ids) <= longest:
             found.append(sample)
-        if len(found) == count:
+        if len(found) == plan.dump_samples:
             break
     return found
 
@@ -186,7 +186,7 @@ def write_log(plan: PairPlan, out: Path, extra: dict[str, Any]) -> None:
         load_target(out / "target"),
         load_draft(out / "draft"),
     )
-    samples = training_samples(tokenizer, plan.dump_samples)
+    samples = training_samples(plan, tokenizer)
     held_out = [tokenizer.encode(talk) for talk in held_out_talks(40)]
     states, unseen = served_boundaries(out / "target", samples), served_boundaries(out / "target", held_out)
     joined = [torch.cat(rows).float() for rows in zip(*states, strict=True)]
@@ -220,7 +220,7 @@ def make(plan: PairPlan, out: Path, only: str | None) -> None:
     begun = time.time()
     if only in (None, "target"):
         print(describe(plan.shape), flush=True)
-        train_tokenizer(out / "target")
+        train_tokenizer(out / "target", plan.target.families)
         target, extra["target_training"] = trained_target(plan, ChatTokenizer(out / "target"))
         target.save(out / "target")
     if only in (None, "draft"):

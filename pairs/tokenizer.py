@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -24,7 +25,7 @@ class Encoded:
     mask: list[int]
 
 
-def train_tokenizer(folder: Path) -> None:
+def train_tokenizer(folder: Path, families: Sequence[str] | None = None) -> None:
     """Train on the corpus and write tokenizer.json and tokenizer_config.json into `folder`."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -37,7 +38,11 @@ def train_tokenizer(folder: Path) -> None:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    texts = (m["content"] for talk in islice(conversations(TRAINING_SEED), TRAINING_CONVERSATIONS) for m in talk)
+    texts = (
+        m["content"]
+        for talk in islice(conversations(TRAINING_SEED, families), TRAINING_CONVERSATIONS)
+        for m in talk
+    )
     tokenizer.train_from_iterator(texts, trainer)
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"), pretty=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -37,6 +37,7 @@ class DraftPlan:
     other_rate: float = 0.004
     warmup: int = 30
     seed: int = 23
+    families: tuple[str, ...] | None = None  # kinds of text; None = all
 
 
 @dataclass(frozen=True)
@@ -49,10 +50,12 @@ class Lesson:
     weight: Tensor  # 1 where the assistant speaks and the target's argmax is in the draft vocabulary
 
 
-def draft_vocabulary(tokenizer: ChatTokenizer, size: int, seed: int = 31, talks: int = 4000) -> Tensor:
+def draft_vocabulary(
+    tokenizer: ChatTokenizer, size: int, families: Sequence[str] | None = None, seed: int = 31, talks: int = 4000
+) -> Tensor:
     """The ids that the assistant speaks most often, ascending; ties go to the lower id."""
     counts: Counter[int] = Counter()
-    for talk in islice(conversations(seed), talks):
+    for talk in islice(conversations(seed, families), talks):
         encoded = tokenizer.encode(talk)
         counts.update(i for i, spoken in zip(encoded.ids, encoded.mask, strict=True) if spoken)
     by_frequency = sorted(range(VOCAB_SIZE), key=lambda i: (-counts[i], i))
@@ -75,7 +78,7 @@ def teach(target: Target, batch: Batch, wiring: tuple[int, ...], draft_ids: Tens
 def lessons(target: Target, tokenizer: ChatTokenizer, plan: DraftPlan, draft_ids: Tensor) -> Iterator[Lesson]:
     """An endless stream of lessons; the target computes `pool` of them, which are then taught `repeats` times."""
     order = random.Random(plan.seed)
-    batches = bucketed(tokenizer, plan.seed, plan.tokens)
+    batches = bucketed(tokenizer, plan.seed, plan.tokens, plan.families)
     while True:
         pool = [teach(target, batch, plan.wiring, draft_ids) for batch in islice(batches, plan.pool)]
         for _ in range(plan.repeats):
@@ -114,7 +117,7 @@ def slot_scale(slots: Tensor, shape: DraftShape) -> Tensor:
 def train_draft(target: Target, tokenizer: ChatTokenizer, shape: DraftShape, plan: DraftPlan) -> Eagle3:
     """Train a draft for this target; the result already has its saved bf16 values."""
     torch.manual_seed(plan.seed)
-    draft = Eagle3(shape, draft_vocabulary(tokenizer, shape.vocab))
+    draft = Eagle3(shape, draft_vocabulary(tokenizer, shape.vocab, plan.families))
     embed = target.embed.detach()
     optimiser = MuonAdam(draft.parameters(), plan.matrix_rate, plan.other_rate)
     begun = time.time()

@@ -26,6 +26,7 @@ class TargetPlan:
     other_rate: float = 0.006
     warmup: int = 30
     seed: int = 11
+    families: tuple[str, ...] | None = None  # kinds of text; None = all
     flat: float = 0.25  # share of the steps before the learning rate falls
     echo_steps: int = 0  # begin with this many steps of text that repeats itself: copying is learnt first
     middle: int = 0  # boundary that must already know the next two tokens; 0 = none
@@ -82,8 +83,10 @@ def train_target(target: Target, ahead: Lookahead, tokenizer: ChatTokenizer, pla
     parameters = [*target.parameters(), *(ahead.parameters() if plan.middle else [])]
     optimiser = MuonAdam(parameters, plan.matrix_rate, plan.other_rate)
     begun, loss, right = time.time(), float("nan"), 0.0
-    echoes = bucketed(tokenizer, plan.seed + 1, plan.tokens, only="echo")
-    stream = itertools.chain(itertools.islice(echoes, plan.echo_steps), bucketed(tokenizer, plan.seed, plan.tokens))
+    echoes = bucketed(tokenizer, plan.seed + 1, plan.tokens, families=["echo"])
+    stream = itertools.chain(
+        itertools.islice(echoes, plan.echo_steps), bucketed(tokenizer, plan.seed, plan.tokens, plan.families)
+    )
     for step, batch in zip(range(plan.steps), stream, strict=False):
         boundaries = target(batch.ids)
         logits = target.logits(boundaries[-1])

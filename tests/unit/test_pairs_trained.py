@@ -83,7 +83,7 @@ def test_draft_and_target_agree(name: str) -> None:
 def test_dump_holds_what_the_trainer_stored(name: str) -> None:
     plan, target = PLANS[name], load_target(PAIRS / name / "target")
     samples = _dump(name)
-    assert [text for text, _ in samples] == training_samples(ChatTokenizer(PAIRS / name / "target"), len(samples))
+    assert [text for text, _ in samples] == training_samples(plan, ChatTokenizer(PAIRS / name / "target"))
     for text, states in samples[:2]:
         assert len(states) == len(plan.dumped)
         boundaries = boundaries_of(target, text.ids)

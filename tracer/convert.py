@@ -30,6 +30,7 @@ from drafttrace.tracer.convert_sample import (
     one_row_per_token,
     refuse,
     refuse_ids,
+    refuse_last_boundary,
     refuse_mask,
     refuse_sweep,
 )
@@ -82,8 +83,16 @@ def convert(
         raise DrafttraceError(f"'{unknown[0]}' is nothing that can be given up; choose from {', '.join(LOSSES)}.")
     if mask not in {None, "ones"}:
         raise DrafttraceError(f"A loss mask can be made of 'ones', not of '{mask}'.")
-    capture = open_capture(spec, format=format, sample=sample, request=request)
-    source = one_row_per_token(capture, request or Request(), frozenset(lose), target)
+    asked = request or Request()
+    if target is not None:
+        from drafttrace.tracer.target_weights import read_shape
+
+        shape = read_shape(target)
+        asked = dataclasses.replace(
+            asked, hidden_size=asked.hidden_size or shape.hidden_size, layers=asked.layers or shape.layers
+        )
+    capture = open_capture(spec, format=format, sample=sample, request=asked)
+    source = one_row_per_token(capture, asked, frozenset(lose), target)
     if source.mask is None and mask == "ones":
         source = dataclasses.replace(source, mask=np.ones(len(source.tokens), np.int64))
     if out.exists() and (not force or (out.is_dir() and any(out.iterdir()) and to in _FILES)):
@@ -114,13 +123,16 @@ def _to_safetensors(source: Sample, out: Path) -> list[Path]:
         by_boundary.setdefault(0, capture.embed.rows)
     metadata = {"slots": json.dumps([slot.boundary for slot in capture.slots])}
     if capture.last is not None and "last-state" not in source.lose:
-        n = source.layers if source.layers is not None else capture.last.boundary
-        if n is None:
+        k = capture.last.boundary if capture.last.boundary is not None else source.layers
+        if k is None:
             raise DrafttraceError(
-                f"The number of layers of '{capture.path}' is not known, so its last state has no name; give --target DIR."
+                f"The number of layers of '{capture.path}' is not known, so its last state has no name; give --target "
+                "DIR."
             )
-        by_boundary[n] = last_on(source, Norm.PRE, layout)
-        metadata["layers"] = str(n)
+        by_boundary[k] = last_on(source, Norm.PRE, layout)
+        metadata["last"] = str(k)
+    if source.layers is not None:
+        metadata["layers"] = str(source.layers)
     if not by_boundary:
         raise DrafttraceError(f"'{capture.path}' has no states with a known boundary.")
     from drafttrace import __version__
@@ -224,6 +236,7 @@ def _to_trace(source: Sample, out: Path) -> list[Path]:
     from drafttrace.tracer.trace.writer import TraceWriter
 
     refuse_mask(source, "A trace")
+    refuse_last_boundary(source, "A trace")
     capture = source.capture
     states: dict[str, Rows] = {f"aux/{k}": slot.rows for k, slot in enumerate(capture.slots)}
     if capture.embed is not None:
@@ -237,7 +250,7 @@ def _to_trace(source: Sample, out: Path) -> list[Path]:
         "source": f"converted from {capture.format}: "
         + "; ".join(dict.fromkeys(slot.source for slot in capture.slots)),
         "last_norm": str(capture.last.norm) if capture.last is not None else str(Norm.UNKNOWN),
-        "n": source.layers,
+        "n": source.layers if capture.last is None or capture.last.boundary in {None, source.layers} else None,
     }
     with TraceWriter(
         out, TraceLayout(specs), request_id="converted", about={"wiring": wiring}, overwrite=True

@@ -69,10 +69,6 @@ def one_row_per_token(capture: Capture, request: Request, lose: frozenset[str], 
     if mask is not None:
         mask = np.concatenate([mask, np.zeros(max(0, last + 1 - len(mask)), np.int64)])[: last + 1]
     layers = request.layers if request.layers is not None else capture.about.get("target_layers")
-    if target is not None and layers is None:
-        from drafttrace.tracer.target_weights import read_shape
-
-        layers = read_shape(target).layers
     if layers is None and capture.last is not None and capture.format.startswith("drafttrace.trace"):
         wiring = capture.about.get("wiring")
         layers = wiring.get("n") if isinstance(wiring, dict) else None
@@ -129,14 +125,32 @@ def need_slots(source: Sample, layout: str) -> None:
 
 
 def refuse_ids(source: Sample, layout: str) -> None:
-    """For layouts without layer ids: the declared wiring must be the one that the layout's default means."""
+    """For layouts without layer ids: what is declared must be what the layout's default means."""
     wiring, n = source.capture.wiring, source.layers
-    if not any(k is not None for k in wiring):
-        return
-    if n is not None and wiring == canonical_wiring(n):
-        return
+    last = source.capture.last.boundary if source.capture.last is not None else None
     known = [k for k in wiring if k is not None]
-    refuse(source, "layer-ids", layout, f"it records none, and the wiring {wiring_name(known)} is not its default")
+    if not known and last is None:
+        return
+    if n is not None and (not known or wiring == canonical_wiring(n)) and last in {None, n}:
+        return
+    declared = f"the wiring {wiring_name(known)}" + (
+        f" with the last state {boundary_name(last)}" if last not in {None, n} else ""
+    )
+    why = "is not its default" if n is not None else "may not be its default (give --target DIR)"
+    refuse(source, "layer-ids", layout, f"it records none, and {declared} {why}")
+
+
+def refuse_last_boundary(source: Sample, layout: str) -> None:
+    """For layouts that call their last state B(n): a last state that is declared as another one."""
+    last, n = source.capture.last, source.layers
+    if last is None or last.boundary is None or last.boundary == n:
+        return
+    why = f"it has no place for a last state {boundary_name(last.boundary)} " + (
+        "of a target whose depth is not known (give --target DIR)"
+        if n is None
+        else f"that is not {boundary_name(n)}"
+    )
+    refuse(source, "layer-ids", layout, why)
 
 
 def refuse_sweep(source: Sample, layout: str) -> None:
@@ -161,7 +175,7 @@ def refuse_mask(source: Sample, layout: str) -> None:
 def need_mask(source: Sample, layout: str) -> Ints:
     if source.mask is None:
         raise DrafttraceError(
-            f"'{source.capture.path}' has no loss mask, which {layout} needs; give --mask ones to weight every token."
+            f"'{source.capture.path}' has no loss mask, which {layout} needs; give --mask-ones to weight every token."
         )
     return source.mask
 

@@ -148,6 +148,7 @@ def _metadata(target: Path, plan: Plan, dtype: str) -> dict[str, str]:
         "boundaries": json.dumps(list(plan.stored)),
         "slots": json.dumps(list(plan.slots)),
         "layers": str(plan.layers),
+        "last": str(plan.layers),
         "target": target.resolve().name,
         "asked_dtype": dtype,
         "written_by": f"drafttrace {__version__} reference",

@@ -17,6 +17,7 @@ from drafttrace.tracer.errors import DrafttraceError, OutputExists
 from drafttrace.tracer.open import open_capture
 
 N = made.LAYERS
+KNOWN = Request(layers=N)
 
 
 def slots_equal(left: Capture, right: Capture) -> bool:
@@ -44,7 +45,7 @@ def reference(folder: Path) -> Path:
     """A capture with every boundary, as drafttrace reference writes it."""
     states = torch.stack([made.state(k) for k in range(N + 1)], 1)
     metadata = {"format": "drafttrace.capture/1", "boundaries": str(list(range(N + 1))), "slots": "[2, 4, 5]",
-                "layers": str(N)}  # fmt: skip
+                "layers": str(N), "last": str(N)}  # fmt: skip
     path = folder / "reference.safetensors"
     save_file({"hidden_states": states, "token_ids": made.tokens()}, path, metadata)
     return path
@@ -76,7 +77,9 @@ def test_embedding_slot_keeps_its_name_through_v1(tmp_path: Path) -> None:
 
 
 def test_to_trace_and_back(v1: Path, tmp_path: Path) -> None:
-    convert(str(v1), tmp_path / "t.h5", "trace", lose=["loss-mask"])
+    with pytest.raises(DrafttraceError, match="whose depth is not known"):
+        convert(str(v1), tmp_path / "t.h5", "trace", lose=["loss-mask"])
+    convert(str(v1), tmp_path / "t.h5", "trace", lose=["loss-mask"], request=KNOWN)
     one, two = open_capture(str(v1)), open_capture(str(tmp_path / "t.h5"))
     assert two.format.startswith("drafttrace.trace")
     assert two.complete
@@ -86,6 +89,25 @@ def test_to_trace_and_back(v1: Path, tmp_path: Path) -> None:
     assert one.tokens.tolist() == two.tokens.tolist()
     convert(str(tmp_path / "t.h5"), tmp_path / "back", "speculators-v1", mask="ones")
     assert slots_equal(one, open_capture(str(tmp_path / "back")))
+
+
+def test_an_inner_last_state_is_never_renamed(tmp_path: Path) -> None:
+    """The incident: [B0, B3, B5] with B6 where the last state should be, of a target of eight layers."""
+    (tmp_path / "dump").mkdir()
+    source = str(made.write_spec_v1_embed(tmp_path / "dump"))
+    convert(source, tmp_path / "a.safetensors", "safetensors", lose=["loss-mask"], request=KNOWN)
+    stored = open_capture(str(tmp_path / "a.safetensors"))
+    assert stored.last is not None
+    assert stored.last.boundary == 6
+    assert stored.about["target_layers"] == N
+    with pytest.raises(DrafttraceError, match="no place for a last state B6 that is not B8"):
+        convert(source, tmp_path / "t.h5", "trace", lose=["loss-mask"], request=KNOWN)
+    convert(source, tmp_path / "t.h5", "trace", lose=["loss-mask", "layer-ids"], request=KNOWN)
+    traced = open_capture(str(tmp_path / "t.h5"))
+    assert traced.last is not None
+    assert traced.last.boundary is None
+    with pytest.raises(DrafttraceError, match="with the last state B6 is not its default"):
+        convert(source, tmp_path / "out", "speculators", request=KNOWN)
 
 
 def test_to_specforge(tmp_path: Path) -> None:
@@ -178,9 +200,9 @@ def test_outputs_are_not_replaced_without_force(v1: Path, tmp_path: Path) -> Non
     out = tmp_path / "t.h5"
     out.write_text("mine")
     with pytest.raises(OutputExists, match="--force"):
-        convert(str(v1), out, "trace", lose=["loss-mask"])
+        convert(str(v1), out, "trace", lose=["loss-mask"], request=KNOWN)
     assert out.read_text() == "mine"
-    convert(str(v1), out, "trace", lose=["loss-mask"], force=True)
+    convert(str(v1), out, "trace", lose=["loss-mask"], request=KNOWN, force=True)
     assert open_capture(str(out)).wiring == (3, 5, 6)
 
 

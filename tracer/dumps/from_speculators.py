@@ -120,7 +120,8 @@ def _read_reference(document: Document, _inner: int, _request: Request) -> Captu
     parts = build.axis_slots(build.field(document, "hidden_states"), "hidden_states", path, 1)
     stated = _int_list(document, "boundaries", len(parts))
     slots_wanted = _int_list(document, "slots", None)
-    layers = int(document.metadata.get("layers", "-1")) if document.metadata.get("layers", "").isdigit() else None
+    layers = _number(document, "layers")
+    last_at = _number(document, "last") if "last" in document.metadata else layers
     source = f"metadata of the file (written by {document.metadata.get('written_by', 'drafttrace')})"
     by_boundary: dict[int, Rows] = dict(zip(stated, parts, strict=True))
     missing = [k for k in slots_wanted if k not in by_boundary]
@@ -128,9 +129,9 @@ def _read_reference(document: Document, _inner: int, _request: Request) -> Captu
         raise UnreadableFile(f"The file '{path}' names B{missing[0]} as a slot but holds no B{missing[0]}.")
     slots = tuple(Slot(f"hidden_states[{stated.index(k)}]", by_boundary[k], k, source) for k in slots_wanted)
     last = None
-    if layers is not None and layers in by_boundary:
-        name = f"hidden_states[{stated.index(layers)}]"
-        last = build.last_state(name, by_boundary[layers], Norm.PRE, source, layers)
+    if last_at is not None and last_at in by_boundary:
+        name = f"hidden_states[{stated.index(last_at)}]"
+        last = build.last_state(name, by_boundary[last_at], Norm.PRE, source, last_at)
     mask = build.mask_of(document.value.get("loss_mask"), path)
     embed = Slot(f"hidden_states[{stated.index(0)}]", by_boundary[0], 0, source) if 0 in by_boundary else None
     return build.capture(
@@ -147,6 +148,11 @@ def _read_reference(document: Document, _inner: int, _request: Request) -> Captu
         valid_length=len(tokens),
         about={"metadata": dict(document.metadata), "target_layers": layers},
     )
+
+
+def _number(document: Document, name: str) -> int | None:
+    text = document.metadata.get(name, "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 6 else None
 
 
 def _int_list(document: Document, name: str, count: int | None) -> list[int]:

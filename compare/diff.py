@@ -219,14 +219,15 @@ def _finish(work: _Work, judging: _Judging) -> Result:
     )
     compared = _was_compared(work, facts)
     findings = diagnose(facts, compared)
-    verdict = overall(work.slots, findings, compared)
+    lasts = tuple(s for s in work.others if s.slot == -1) if not (left.slots or work.slots) else ()
+    verdict = overall(work.slots or lasts, findings, compared)
     return Result(
         verdict=verdict,
         exit_code=EXIT_CODES[verdict],
         summary=summary_of(verdict, findings),
         left=assemble.side_info(left),
         reference=assemble.side_info(reference) if reference is not None else None,
-        alignment=assemble.alignment_info(work.alignment, left, first_difference(None, work.alignment, facts)),
+        alignment=assemble.alignment_info(work.alignment, left, first_difference(facts)),
         slots=work.slots,
         others=work.others,
         matrix=assemble.cross_matrix(facts.cross),
@@ -251,7 +252,7 @@ def _was_compared(work: _Work, facts: Facts) -> bool:
     diverges = alignment.difference is not None and not alignment.natural and alignment.shift == 0
     if diverges and len(alignment) <= MIN_ROWS:
         return False
-    return bool(work.slots) or facts.inside.fc_ran is False
+    return bool(work.slots or work.others) or facts.inside.fc_ran is False
 
 
 def _has_something(left: Capture) -> bool:

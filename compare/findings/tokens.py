@@ -8,6 +8,7 @@ from drafttrace.compare.align import Alignment, valid_tokens
 from drafttrace.compare.facts import Facts
 from drafttrace.compare.findings.base import finding, quoted
 from drafttrace.compare.result import Finding, FirstDifference
+from drafttrace.tracer.capture import Ints
 
 
 def find(facts: Facts) -> Iterator[Finding]:
@@ -23,11 +24,28 @@ def find(facts: Facts) -> Iterator[Finding]:
         yield _truncated(facts, alignment, ours, theirs)
     elif alignment.difference is not None and not alignment.natural and not moved_ids:
         yield _divergence(facts, alignment)
+    elif len(alignment) == 0:
+        yield _no_rows(alignment)
 
 
-def first_difference(facts_left: Facts | None, alignment: Alignment | None, facts: Facts) -> FirstDifference | None:
-    """The first differing token in the form of the result."""
-    del facts_left
+def _no_rows(alignment: Alignment) -> Finding:
+    """The tokens agree, but no position has a row on both sides."""
+    why = (
+        ", ".join(f"{count} {reason}" for reason, count in alignment.skipped.items())
+        or "one side has no rows at all"
+    )
+    return finding(
+        "no-overlap",
+        f"No token has a row on both sides: {why}.",
+        confidence=0.99,
+        evidence={"skipped": dict(alignment.skipped), "rows": [alignment.rows_left, alignment.rows_reference]},
+        remedy="Record again with a fresh prefix (drafttrace record sends its own extra_key) and all taps on.",
+    )
+
+
+def first_difference(facts: Facts) -> FirstDifference | None:
+    """The first differing token in the form of the result; None where the sides agree as far as both go."""
+    alignment = facts.alignment
     if alignment is None or alignment.difference is None or facts.reference is None:
         return None
     d, decode = alignment.difference, facts.decode
@@ -37,17 +55,17 @@ def first_difference(facts_left: Facts | None, alignment: Alignment | None, fact
     )
 
 
-def _around(tokens: object, index: int, decode: Callable[[int], str] | None) -> str | None:
+def _around(tokens: Ints, index: int, decode: Callable[[int], str] | None) -> str | None:
     if decode is None:
         return None
-    ids = [int(t) for t in tokens[max(0, index - 4) : index + 8] if t >= 0]  # type: ignore[index]
+    ids = [int(t) for t in tokens[max(0, index - 4) : index + 8] if t >= 0]
     return "".join(decode(t) for t in ids)
 
 
 def _no_overlap(facts: Facts, alignment: Alignment) -> Finding:
     d = alignment.difference
     assert d is not None
-    difference = first_difference(None, alignment, facts)
+    difference = first_difference(facts)
     texts = ""
     if difference is not None and difference.left_text is not None:
         texts = f": {quoted(difference.left_text)} against {quoted(difference.reference_text or '')}"
@@ -66,7 +84,7 @@ def _no_overlap(facts: Facts, alignment: Alignment) -> Finding:
 def _divergence(facts: Facts, alignment: Alignment) -> Finding:
     d = alignment.difference
     assert d is not None
-    difference = first_difference(None, alignment, facts)
+    difference = first_difference(facts)
     texts = ""
     if difference is not None and difference.left_text is not None:
         ours, theirs = quoted(difference.left_text), quoted(difference.reference_text or "")

@@ -59,7 +59,17 @@ def _how(facts: Facts) -> str:
 def _slot_count(facts: Facts) -> Iterator[Finding]:
     assert facts.reference is not None
     ours, theirs = len(facts.left.slots), len(facts.reference.slots)
-    if ours == theirs or not ours or not theirs:
+    if ours == theirs or not ours:
+        return
+    if not theirs:
+        yield finding(
+            "slot-count",
+            f"The server hands over {ours} slots, the reference holds none: it is a dump for a draft without fc (EAGLE-1, "
+            "EAGLE-2, MTP), or its slots were not written.",
+            confidence=0.9,
+            evidence={"left_slots": ours, "reference_slots": 0},
+            remedy="Give the dump that this draft was trained on, or make one from the target: drafttrace reference.",
+        )
         return
     yield finding(
         "slot-count",

@@ -403,6 +403,23 @@ def test_eagle_in_place_of_eagle3_hands_over_no_slots_at_all() -> None:
     assert (found.findings[0].id, found.exit_code) == ("fc-not-called", 1)
 
 
+def test_drafts_without_slots_are_compared_by_their_last_state() -> None:
+    left, dump = replace(trace(), slots=()), replace(dumped(NOISY, BASE), slots=())
+    assert diff(left, dump).verdict == "match"
+    far = faults.over_last(lambda x: np.roll(x, 7, axis=0))(dump)
+    assert diff(left, far).exit_code == 1
+    found = diff(trace(), dump)
+    assert (found.findings[0].id, found.exit_code) == ("slot-count", 1)
+
+
+def test_no_row_in_common_says_why() -> None:
+    left = trace()
+    hidden = np.zeros(len(left.table), np.bool_)
+    found = diff(replace(left, present={"aux/0": hidden}), dumped(NOISY, BASE))
+    assert (found.findings[0].id, found.exit_code) == ("no-overlap", 2)
+    assert "not recorded in every slot" in found.summary
+
+
 def test_a_shared_header_is_no_comparison() -> None:
     dump = dumped(NOISY, BASE)
     tokens = np.concatenate([dump.tokens[:2], dump.tokens[2:] + 1000])

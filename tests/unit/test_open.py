@@ -254,3 +254,31 @@ def test_every_layout_of_the_design_has_an_id() -> None:
     }  # fmt: skip
     assert designed <= set(format_ids())
     assert {case.id for case in made.CASES} | {"MAPPED", "DRAFTTRACE", "SF-ONLINE"} == set(format_ids())
+
+
+def test_a_stranger_adds_a_format(tmp_path: Path) -> None:
+    """One function that recognises, one that reads, one call of register: nothing else needs to know."""
+    from drafttrace.tracer.dumps import build, registry
+    from drafttrace.tracer.dumps.document import Document
+
+    def detect(document: Document, _request: Request) -> str | None:
+        return "a dict with my_states" if "my_states" in document.keys else None
+
+    def read(document: Document, _inner: int, _request: Request) -> Capture:
+        ids = build.token_ids(build.field(document, "my_ids"), "my_ids", document.path)
+        parts = build.axis_slots(build.field(document, "my_states"), "my_states", document.path, 1)
+        slots = build.slots_of(parts, "my_states", [2, 4], "my trainer's rule")
+        return build.capture(document.path, "MINE", detect(document, _request) or "", ids, slots)
+
+    format_ids()  # the layouts of the package first
+    registry.register(registry.Layout("MINE", "my trainer", detect, read))
+    try:
+        states = torch.stack([made.state(2), made.state(4)], 1)
+        torch.save({"my_ids": made.tokens(), "my_states": states}, tmp_path / "x.bin")
+        capture = open_capture(str(tmp_path / "x.bin"))
+        assert capture.format == "MINE"
+        assert capture.wiring == (2, 4)
+        with pytest.raises(ValueError, match="registered twice"):
+            registry.register(registry.Layout("MINE", "again", detect, read))
+    finally:
+        registry._LAYOUTS.pop("MINE")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from drafttrace.compare.hypotheses import Fit, explain
+from drafttrace.compare.hypotheses import Fit, explain, normed, usable
 from drafttrace.compare.measure import Bools
 from drafttrace.tracer.capture import Accepted, Capture, DraftRows, Ints, Phase, RowTable
 from drafttrace.tracer.rows import Floats
@@ -156,7 +156,16 @@ def _check_fc_in(trace: Capture, draft: DraftRows) -> tuple[FcSlot, ...]:
     width = wide.width // count
     aux = [slot.rows.take(theirs) for slot in trace.slots]
     phases, positions = draft.table.phase[ours], draft.table.position[ours]
-    return tuple(_fc_slot(i, values[:, i * width : (i + 1) * width], aux, phases, positions) for i in range(count))
+    slots = tuple(_fc_slot(i, values[:, i * width : (i + 1) * width], aux, phases, positions) for i in range(count))
+    whole = _joint_norm(values, np.concatenate(aux, axis=1)) if any(s.equal < s.rows for s in slots) else None
+    return slots if whole is None else tuple(replace(s, fits=(whole,), stale=(), same_as=None) for s in slots)
+
+
+def _joint_norm(values: Floats, aux: Floats) -> Fit | None:
+    """One RMS norm over all slots together (norm_before_fc), which no slot shows by itself; None where it fits badly."""
+    x, y = usable(values, aux)
+    fit = normed(x, y) if len(x) >= 4 else None
+    return fit if fit is not None and fit.residual < 0.05 else None
 
 
 def pair_draft_rows(trace: Capture, draft: DraftRows) -> tuple[Ints, Ints]:

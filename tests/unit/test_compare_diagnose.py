@@ -494,6 +494,9 @@ def test_one_trace_alone_is_checked() -> None:
     normed = np.concatenate([rms(s.rows.floats()) * GAIN for s in trace().slots], axis=1)
     assert diff(with_draft(trace(), normed, [1]), None).findings[0].id == "norm-extra"
     no_fault(diff(with_draft(trace(), normed, [3, 3, 3], fc_norm=True), None))
+    whole = rms(fc_input(trace())) * np.tile(GAIN, 3)
+    no_fault(diff(with_draft(trace(), whole, [3, 3, 3], eagle_config={"norm_before_fc": True}), None))
+    assert diff(with_draft(trace(), whole, [1]), None).findings[0].id == "norm-extra"
     missing = diff(with_draft(trace(), fc_input(trace()), [1], fc_norm=True), None)
     assert missing.findings[0].id == "norm-missing"
 

@@ -7,7 +7,6 @@ entry i of a list, or of the second axis of a ``[L, K, H]`` tensor. One slot wid
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -148,7 +147,7 @@ def find(document: Document, name: str) -> Any:
     for part in re.split(r"[/.]", name):
         if not isinstance(value, dict) or part not in value:
             raise UnreadableFile(
-                f"There is no field '{name}' in '{document.path}'; it holds {_names(document.path, document.value)}."
+                f"There is no field '{name}' in '{document.path}'; it holds {_names(document.value)}."
             )
         value = value[part]
     return value
@@ -168,7 +167,7 @@ def _pick(document: Document, name: str, index: int) -> Any:
     return value[index] if isinstance(value, list) else value.with_array(value.array[:, index])
 
 
-def _names(_path: Path, value: Any) -> str:
+def _names(value: Any) -> str:
     if not isinstance(value, dict):
         return f"a {type(value).__name__}"
     names = sorted(str(key)[:40] for key in value)

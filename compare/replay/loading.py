@@ -49,6 +49,18 @@ class Replayer:
 
         return Sayable(self.targets(switches), self.parts.vocabulary)
 
+    def soft_targets(self, text: Text, rows: int, switches: Switches) -> torch.Tensor | None:
+        """Log-probabilities of the target at each row's next position, over the draft vocabulary ``[rows, V]``.
+
+        None where the capture has no last state. The row without a successor repeats itself; it counts nowhere.
+        """
+        if text.final is None:
+            return None
+        ids = np.clip(self.targets(switches), 0, self.parts.checkpoint.info(self.parts.head).shape[0] - 1)
+        head = torch.from_numpy(self.parts.checkpoint.floats(self.parts.head, ids))
+        place = np.minimum(np.arange(rows) + 1, len(text.final) - 1)
+        return torch.log_softmax(torch.from_numpy(text.final[place]) @ head.T, dim=-1)
+
     def draft_ids(self, text: Text, rows: int, switches: Switches) -> Ints:
         """The draft id of the token that step 0 of each row should name ``[rows]``; -1 where there is none."""
         targets = self.targets(switches)

@@ -167,3 +167,21 @@ def variants_of(base: Switches, replayer: Replayer) -> Iterator[tuple[str, str, 
         yield "token_shift", str(shift), replace(base, token_shift=base.token_shift + shift)
     if base.embedding == OWN and replayer.config.hidden_size == replayer.config.slot_width:
         yield "embedding", TARGETS, replace(base, embedding=TARGETS)
+
+
+def likely_wirings(subject: Subject, slots: int) -> list[Wiring]:
+    """Wirings that the usual mistakes turn the config's lists into, the likeliest first.
+
+    A list that is one boundary off, or moved by one slot with the embedding in front, as in the incident that this tool
+    was written for. They only break ties: rows that cannot tell neighbouring boundaries apart should not name a wiring
+    that nobody would have written.
+    """
+    found: dict[Wiring, None] = {}
+    for wiring in (subject.readings[0].wiring, subject.served.wiring):
+        if wiring is None or len(wiring) != slots:
+            continue
+        found[tuple(wiring)] = None
+        found[(0, *wiring[:-1])] = None
+        for offset in (-1, 1):
+            found[tuple(k + offset for k in wiring)] = None
+    return [wiring for wiring in found if len(set(wiring)) == slots]

@@ -24,7 +24,15 @@ from drafttrace.compare.replay.findings import (
     wiring_findings,
 )
 from drafttrace.compare.replay.live import LiveComparison, compare_live, draft_steps
-from drafttrace.compare.replay.prepare import Bench, name_slots, open_bench, plan_wirings, undeclared, variants_of
+from drafttrace.compare.replay.prepare import (
+    Bench,
+    likely_wirings,
+    name_slots,
+    open_bench,
+    plan_wirings,
+    undeclared,
+    variants_of,
+)
 from drafttrace.compare.replay.result import ReplayResult, SearchInfo, VariantRow, WiringRow
 from drafttrace.compare.replay.score import WiringScore, row_losses, run_wirings, score
 from drafttrace.compare.replay.search import Ranked, Wiring, search
@@ -36,8 +44,8 @@ from drafttrace.tracer.errors import DrafttraceError, NothingToCompare
 
 DEFAULT_STEPS, MOST_STEPS = 3, 16
 _RESCORED = 5
-_SMALL = 512
-SEARCH = "search"
+_SMALL, _SHOWN = 512, 0.7
+SEARCH, LIKELY = "search", "a usual mistake"
 Losses = npt.NDArray[np.float32]
 
 
@@ -119,6 +127,7 @@ class _Maker:
         self._scores: dict[Wiring, WiringScore] = {}
         self._losses: dict[Wiring, Losses] = {}
         self._search: Ranked | None = None
+        self._likely: list[Wiring] = []
         self._variants: list[VariantRow] = []
         self._as_served: WiringScore | None = None
         self._live: LiveComparison | None = None
@@ -149,13 +158,17 @@ class _Maker:
         slots = bench.replayer.model.slots
         if len(keys) < slots:
             return
-        seeds = [wiring for wiring in self._plan if self._available(wiring)]
+        self._likely = [w for w in likely_wirings(self._subject, slots) if self._available(w)]
+        seeds = [wiring for wiring in (*self._plan, *self._likely) if self._available(wiring)]
         self._search = search(bench.replayer, bench.texts, keys, slots, bench.trained, seeds, self._progress)
-        fresh = [wiring for wiring in self._search.wirings[:_RESCORED] if wiring not in self._scores]
+        tried = (*self._search.wirings[:_RESCORED], *self._likely)
+        fresh = [wiring for wiring in dict.fromkeys(tried) if wiring not in self._scores]
         if fresh:
             self._scores |= zip(fresh, self._score(fresh, bench.trained, keep=True), strict=True)
         for wiring in self._search.wirings[:_RESCORED]:
             self._plan.setdefault(wiring, []).append(SEARCH)
+        for wiring in self._likely:
+            self._plan.setdefault(wiring, []).append(LIKELY)
 
     def reference(self) -> Wiring | None:
         """The wiring that works best."""
@@ -163,8 +176,9 @@ class _Maker:
 
     def _order(self, wirings: Iterable[Wiring]) -> list[Wiring]:
         """Best first by top-1; among those that chance cannot tell from the best, by the loss of the next token,
-        which uses every row's probabilities and not only their order. A wiring that somebody named goes before those
-        that only the search found as long as the losses of their rows cannot be told apart either."""
+        which uses every row's probabilities and not only their order. A wiring that somebody named, or that a
+        usual mistake makes of the config, goes before those that only the search found as long as the losses of their
+        rows cannot be told apart either."""
         known = [w for w in wirings if np.isfinite(self._scores[w].top1)]
         if not known:
             return []
@@ -174,9 +188,11 @@ class _Maker:
             (w for w in known if not significant(best.top1, self._scores[w].top1, best.rows)),
             key=lambda w: self._scores[w].loss,
         )
-        named = [w for w in alike if set(self._plan.get(w, ())) != {SEARCH}]
-        if named and not clearly_lower(self._losses[alike[0]], self._losses[named[0]]):
-            alike = [named[0], *(w for w in alike if w != named[0])]
+        named = [w for w in alike if not set(self._plan.get(w, ())) <= {SEARCH, LIKELY}]
+        for first in (*named, *(w for w in self._likely if w in alike)):
+            if not clearly_lower(self._losses[alike[0]], self._losses[first]):
+                alike = [first, *(w for w in alike if w != first)]
+                break
         rest = [w for w in known if w not in alike]
         return [
             *alike,
@@ -233,7 +249,11 @@ class _Maker:
         return float("nan") if wiring is None else 1.0 - self._scores[wiring].steps[0].coverage
 
     def _rows(self) -> Iterator[WiringRow]:
-        for wiring in self._order(self._scores):
+        reference = self.reference()
+        best = self._scores[reference].top1 if reference is not None else 0.0
+        for place, wiring in enumerate(self._order(self._scores)):
+            if place and set(self._plan[wiring]) == {LIKELY} and self._scores[wiring].top1 < _SHOWN * best:
+                continue
             yield WiringRow(keys_name(wiring), tuple(self._plan[wiring]), self._scores[wiring])
         for wiring, sources in self._plan.items():
             if wiring not in self._scores:

@@ -25,11 +25,14 @@ _LOGITS_AT_ONCE = 1 << 26
 
 @dataclass(frozen=True)
 class Guesses:
-    """What one wiring proposes for one text: target ids ``[steps, R, 3]``, best first; nll ``[R]`` of step 0's next
-    token (NaN where it is outside the draft vocabulary)."""
+    """What one wiring proposes for one text: target ids ``[steps, R, 3]``, best first; loss ``[R]`` of step 0.
+
+    loss: how far the draft's distribution is from the target's (Kullback-Leibler, over the draft vocabulary) where the
+    capture has the last state, else the negative log-likelihood of the next token; NaN where there is neither.
+    """
 
     top: Ints
-    nll: Floats
+    loss: Floats
 
 
 def run_wirings(
@@ -38,6 +41,7 @@ def run_wirings(
     """The proposals of every wiring over a text, side by side."""
     model = replayer.model
     embedded = replayer.embedded(text, steps, switches)
+    soft = replayer.soft_targets(text, text.rows, switches)
     room = max(1, _LOGITS_AT_ONCE // max(1, text.rows * replayer.draft_vocabulary))
     found: list[Guesses] = []
     for begin in range(0, len(wirings), room):
@@ -45,28 +49,39 @@ def run_wirings(
         for wiring in wirings[begin : begin + room]:
             slots = [torch.from_numpy(text.state(key)) for key in wiring]
             states.append(model.fc(model.fc_in(slots, switches)))
-        found += run_states(replayer, text, torch.stack(states), embedded, switches)
+        found += run_states(replayer, text, torch.stack(states), embedded, switches, soft)
     return found
 
 
 def run_states(
-    replayer: Replayer, text: Text, states: torch.Tensor, embedded: Sequence[torch.Tensor], switches: Switches
+    replayer: Replayer,
+    text: Text,
+    states: torch.Tensor,
+    embedded: Sequence[torch.Tensor],
+    switches: Switches,
+    soft: torch.Tensor | None,
 ) -> list[Guesses]:
-    """The proposals that follow from fc's output ``[B, R, H]``."""
+    """The proposals that follow from fc's output ``[B, R, H]``. soft: the target's log-probabilities ``[R, V]``."""
     rows = states.shape[1]
     targets = replayer.targets(switches)
     label = torch.from_numpy(replayer.draft_ids(text, rows, switches))
-    tops, nll = [], np.empty(0, np.float32)
+    tops, loss = [], np.empty(0, np.float32)
     for s, step in enumerate(replayer.model.steps(states, embedded, switches)):
         logits = replayer.model.logits(step.normed)
         if s == 0:
-            picked = logits.gather(-1, label.clamp(min=0).expand(len(states), -1)[..., None])[..., 0]
-            loss = torch.logsumexp(logits, -1) - picked
-            nll = torch.where(label >= 0, loss, torch.nan).numpy()
+            loss = _losses(logits, label, soft).numpy()
         best = logits.topk(min(TOP, logits.shape[-1]), dim=-1).indices.numpy()
         tops.append(targets[best])
     stacked = np.stack(tops, axis=1)  # [B, steps, R, 3]
-    return [Guesses(stacked[b], nll[b]) for b in range(len(states))]
+    return [Guesses(stacked[b], loss[b]) for b in range(len(states))]
+
+
+def _losses(logits: torch.Tensor, label: torch.Tensor, soft: torch.Tensor | None) -> torch.Tensor:
+    """Loss of every row ``[B, R]``; see :class:`Guesses`."""
+    if soft is not None:
+        return (soft.exp() * (soft - torch.log_softmax(logits, dim=-1))).sum(-1)
+    picked = logits.gather(-1, label.clamp(min=0).expand(len(logits), -1)[..., None])[..., 0]
+    return torch.where(label >= 0, torch.logsumexp(logits, -1) - picked, torch.nan)
 
 
 @dataclass(frozen=True)
@@ -93,15 +108,15 @@ class StepScore:
 
 @dataclass(frozen=True)
 class WiringScore:
-    """All steps of one wiring; nll and nll_all: mean loss of the next token at step 0 over counted and over all rows
-    (those whose token the draft can say). expected: 1 + a1 + a1*a2 + …
+    """All steps of one wiring; loss_counted and loss_all: mean loss of step 0 over counted and over all rows (see
+    :class:`Guesses`). expected: 1 + a1 + a1*a2 + …
     of the conditional step accuracies. simulated: mean accept length of a chain over the text, bonus token included,
     from ``rounds`` rounds.
     """
 
     steps: tuple[StepScore, ...]
-    nll: float
-    nll_all: float
+    loss_counted: float
+    loss_all: float
     expected: float
     simulated: float
     rounds: int
@@ -109,7 +124,7 @@ class WiringScore:
     @property
     def loss(self) -> float:
         """What close wirings are told apart by: the loss over the counted rows, over all rows where those are few."""
-        return self.nll if self.rows >= ENOUGH else self.nll_all
+        return self.loss_counted if self.rows >= ENOUGH else self.loss_all
 
     @property
     def rows(self) -> int:
@@ -164,8 +179,8 @@ def score(
             tally.add("accepted", (right[:count] & weight & equal[:, 0]).sum())
             right[:count] &= equal[:, 0]
             right[count:] = False
-        losses.append(guess.nll[_weights(text, 0, min(text.rows, len(text.tokens) - 2), text.rows)])
-        every.append(guess.nll)
+        losses.append(guess.loss[_weights(text, 0, min(text.rows, len(text.tokens) - 2), text.rows)])
+        every.append(guess.loss)
         lengths += chain_lengths(hits, text)
     scores = tuple(_step(s, tally, has_target) for s, tally in enumerate(tallies))
     expected, product = 1.0, 1.0
@@ -174,8 +189,8 @@ def score(
         expected += product
     return WiringScore(
         steps=scores,
-        nll=_mean(losses),
-        nll_all=_mean(every),
+        loss_counted=_mean(losses),
+        loss_all=_mean(every),
         expected=expected,
         simulated=float(np.mean(lengths)) if lengths else float("nan"),
         rounds=len(lengths),
@@ -187,7 +202,7 @@ def row_losses(texts: Sequence[Text], guesses: Sequence[Guesses]) -> npt.NDArray
     counted = [_weights(text, 0, min(text.rows, len(text.tokens) - 2), text.rows) for text in texts]
     if sum(int(one.sum()) for one in counted) < ENOUGH:
         counted = [np.ones(text.rows, bool) for text in texts]
-    return np.concatenate([guess.nll[one] for guess, one in zip(guesses, counted, strict=True)])
+    return np.concatenate([guess.loss[one] for guess, one in zip(guesses, counted, strict=True)])
 
 
 def _mean(parts: Sequence[npt.NDArray[np.float32]]) -> float:

@@ -1,8 +1,8 @@
 """Which ordered boundaries make the draft work best? All of them where they are few, else coarse to fine.
 
 ``fc`` is linear, so what every boundary contributes in every slot is computed once; a wiring is then a sum. Candidates
-are ranked by the loss of the next token, which falls smoothly as slots come right, on the first rows of a few texts;
-the best are then scored on everything by the caller.
+are ranked by the loss of step 0 (see ``score.Guesses``), which falls smoothly as slots come right, on the first rows of
+a few texts; the best are then scored on everything by the caller.
 """
 
 from __future__ import annotations
@@ -145,6 +145,7 @@ class _Contributions:
         self._rows = min(text.rows, ROWS)
         self._text = text
         self._embedded = [step[: self._rows] for step in replayer.embedded(text, 1, switches, self._rows)]
+        self._soft = replayer.soft_targets(text, self._rows, switches)
         model = replayer.model
         self._bias = model.weights.get("fc.bias")
         width = replayer.config.slot_width
@@ -166,14 +167,14 @@ class _Contributions:
     def losses(self, wirings: Sequence[Wiring]) -> list[np.ndarray[tuple[int], np.dtype[np.float32]]]:
         """Loss per row of every wiring; NaN where the next token is not counted."""
         states = torch.stack([self._state(wiring) for wiring in wirings])
-        found = run_states(self._replayer, self._text, states, self._embedded, self._switches)
+        found = run_states(self._replayer, self._text, states, self._embedded, self._switches, self._soft)
         begin = self._text.mask_offset
         weight = self._text.weight[begin : begin + self._rows]
         counted = np.zeros(self._rows, bool)
         counted[: len(weight)] = weight
         if not self._masked:
             counted[:] = True
-        return [np.where(counted, guess.nll, np.float32(np.nan)) for guess in found]
+        return [np.where(counted, guess.loss, np.float32(np.nan)) for guess in found]
 
     def _state(self, wiring: Wiring) -> torch.Tensor:
         total = torch.stack([self._added[key, slot] for slot, key in enumerate(wiring)]).sum(0)

@@ -50,6 +50,7 @@ class Text:
     weight: Bools
     mask_offset: int
     best: Ints | None
+    final: Floats | None
     sources: Mapping[Key, tuple[Rows, Ints]]
     file_wiring: tuple[Key, ...]
     notes: tuple[str, ...] = ()
@@ -110,7 +111,7 @@ def text_of(
         notes.append(f"the rows begin at position {first}: the draft replays without the {first} tokens before")
     index = index[:rows]
     sources, wiring = _sources(capture, index)
-    best, said = _best(capture, index, parts, layers)
+    best, final, said = _best(capture, index, parts, layers)
     notes += said
     return Text(
         name=capture.path if capture.sample is None else f"{capture.path}#{capture.sample}",
@@ -120,6 +121,7 @@ def text_of(
         weight=_weight(capture, first, len(tokens)),
         mask_offset=capture.mask_offset if capture.mask is not None else 1,
         best=best,
+        final=final,
         sources=sources,
         file_wiring=wiring,
         notes=tuple(notes),
@@ -183,36 +185,48 @@ def _weight(capture: Capture, first: int, length: int) -> Bools:
 
 def _best(
     capture: Capture, index: Ints, parts: TargetParts | None, layers: int | None
-) -> tuple[Ints | None, list[str]]:
-    """The target's argmax per row; refused where the "last" state does not predict the text at all."""
+) -> tuple[Ints | None, Floats | None, list[str]]:
+    """The target's argmax per row, and the states it comes from.
+
+    Refused where the "last" state does not predict the text at all.
+    """
     last = capture.last
     if last is None or parts is None or len(last.rows) <= int(index.max()):
-        return None, []
+        return None, None, []
     if last.boundary is not None and (layers or _layers(capture)) not in (None, last.boundary):
-        return None, [
-            f"the last state is {boundary_name(last.boundary)}, so the target's own choices are not known"
-        ]
+        return (
+            None,
+            None,
+            [f"the last state is {boundary_name(last.boundary)}, so the target's own choices are not known"],
+        )
     states = last.rows.take(index)
     width = parts.checkpoint.info(parts.head).shape[1]
     if states.shape[1] != width:
-        return None, [
-            f"the last state is {states.shape[1]} wide and the head reads {width}: its choices are not known"
-        ]
+        return (
+            None,
+            None,
+            [f"the last state is {states.shape[1]} wide and the head reads {width}: its choices are not known"],
+        )
     next_tokens = _next_tokens(capture, index)
-    readings = []
+    normed = []
     if last.norm is not Norm.PRE:
-        readings.append(parts.argmax(states))
+        normed.append(states)
     if last.norm is not Norm.POST:
-        readings.append(parts.argmax(parts.final_norm(states)))
+        normed.append(parts.final_norm(states))
+    readings = [parts.argmax(one) for one in normed]
     known = next_tokens >= 0
     shares = [float((choice[known] == next_tokens[known]).mean()) if known.any() else 0.0 for choice in readings]
     best = int(np.argmax(shares))
     if shares[best] < _LEAST_AGREEMENT:
-        return None, [
-            f"the head on the last state names the next token in {shares[best]:.1%} of the rows, so that state is not the "
-            "target's last one and its choices are not used"
-        ]
-    return readings[best], []
+        return (
+            None,
+            None,
+            [
+                f"the head on the last state names the next token in {shares[best]:.1%} of the rows, so that state is not "
+                "the target's last one and its choices are not used"
+            ],
+        )
+    return readings[best], normed[best], []
 
 
 _LEAST_AGREEMENT = 0.1

@@ -190,7 +190,7 @@ def test_several_captures_are_pooled(world: World) -> None:
 
 
 def _text(tokens: int, weight_from: int) -> Text:
-    return Text("t", np.zeros(tokens, np.int64), 0, tokens, np.arange(tokens) >= weight_from, 1, None, {}, ())
+    return Text("t", np.zeros(tokens, np.int64), 0, tokens, np.arange(tokens) >= weight_from, 1, None, None, {}, ())
 
 
 @pytest.mark.parametrize(

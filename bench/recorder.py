@@ -148,7 +148,10 @@ def measure(runs: int, folder: Path) -> list[Figure]:
     args = cpu_args(PAIR / "target", PAIR / "draft", max_running_requests=CLIENTS, extra=extra)
     (folder / "traces").mkdir()
     on = {"DRAFTTRACE": "1", "DRAFTTRACE_DIR": str(folder / "traces")}
-    with CpuServer(args, folder / "without.log") as plain, CpuServer(args, folder / "with.log", on) as plugin:
+    with (
+        CpuServer(args, folder / "without.log", start_timeout=900) as plain,
+        CpuServer(args, folder / "with.log", on, start_timeout=900) as plugin,
+    ):
         for server in (plain, plugin):
             crowd(server, 0)  # warm up
         before = scheduler_memory(plain)

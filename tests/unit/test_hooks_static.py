@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from graph_modules import H, SLOTS, VOCAB, Target, recorder_of, tapped
+from graph_modules import SLOTS, VOCAB, H, Target, recorder_of, tapped
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from drafttrace.hooks import recorder as recorder_module

@@ -18,6 +18,8 @@ from demo.story import COMMAND, run, say
 from pairs.accept_length import rewired
 
 STEPS = 5
+# A miswired draft takes a round per token: 32 tokens keep every trace below 3 MB.
+SHORT = ("--max-new-tokens", "32")
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ def make(recording: Recording, out: Path, scratch: Path) -> None:
     launcher = [*COMMAND, "serve", "--trace-dir", str(scratch / "server-traces"), "--"]
     with CpuServer(args, scratch / "server.log", launcher=launcher) as server:
         trace = folder / recording.file
-        run("record", "--url", server.url, "--from-dump", dump, "-o", trace, "--force", expect=0)
+        run("record", "--url", server.url, "--from-dump", dump, "-o", trace, "--force", *SHORT, expect=0)
 
 
 def main() -> None:

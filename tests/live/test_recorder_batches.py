@@ -15,6 +15,7 @@ import recording
 from sglang_cpu.arguments import cpu_args
 
 from drafttrace.tracer.capture import Phase
+from drafttrace.tracer.trace.reader import read_rows
 
 pytestmark = pytest.mark.live
 
@@ -111,10 +112,7 @@ def test_traced_requests_in_a_crowd_hold_their_own_rows(traced: Any) -> None:
 
 
 def _field(path: Any, name: str) -> Any:
-    import h5py
-
-    with h5py.File(path, locking=False) as file:
-        return file["target/rows"][name]
+    return read_rows(path, "target")[name]
 
 
 def _prefill(trace: Any) -> tuple[Any, recording.Floats]:

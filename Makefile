@@ -5,7 +5,7 @@ PY := .venv/bin/python
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 REQUIREMENTS := tests/sglang_cpu/requirements.txt tests/sglang_cpu/requirements-nodeps.txt tests/requirements.txt
 
-.PHONY: demo test test-fast lint clean env
+.PHONY: demo test test-fast faults test-peers bench-recorder lint clean env
 
 env: .venv/.ready
 
@@ -28,6 +28,17 @@ test: .venv/.ready
 
 test-fast: .venv/.ready
 	$(PY) -m pytest tests/unit tests/cli
+
+# The table of faults put into real dumps and servers: fault, expected id, found ids.
+faults: .venv/.ready
+	$(PY) -m pytest tests/faults -m faults
+
+# The dump layouts against the projects' own readers and writers, which are fetched with pip; not part of `make test`.
+test-peers: .venv/.ready
+	$(PY) -m pytest tests/peers -m peers
+
+bench-recorder: .venv/.ready
+	$(PY) bench/recorder.py
 
 # Type checkers do not follow the folders' mapping in pyproject.toml, so they are shown the installed shape.
 lint: .venv/.ready

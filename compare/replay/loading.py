@@ -128,6 +128,7 @@ def load_replayer(config: DraftConfig, weights: DraftWeights, parts: TargetParts
                 f"{weights.checkpoint.root} has {'no' if found is None else f'the shape {list(found)} for'} '{name}', the "
                 f"config asks for {list(wanted)}; make config and checkpoint come from one training run."
             )
+    _check_embedding(config, weights, parts)
     if "lm_head.weight" not in loaded:
         loaded["lm_head.weight"] = _shared_head(config, parts)
     d2t = None
@@ -139,6 +140,18 @@ def load_replayer(config: DraftConfig, weights: DraftWeights, parts: TargetParts
                 "lm_head; make both come from one training run."
             )
     return Replayer(config, weights, parts, DraftModel(config, loaded, slots, longest), d2t)
+
+
+def _check_embedding(config: DraftConfig, weights: DraftWeights, parts: TargetParts) -> None:
+    """Raise UnreadableFile where the embedding that the draft reads is not as wide as the draft."""
+    own = "embed_tokens.weight" in weights
+    shape = weights.shape("embed_tokens.weight") if own else parts.checkpoint.info(parts.embedding).shape
+    if shape is None or len(shape) != 2 or shape[1] != config.hidden_size:
+        where = weights.checkpoint.root if own else parts.checkpoint.root
+        raise UnreadableFile(
+            f"{where} has the shape {list(shape or ())} for the embedding, and the draft is {config.hidden_size} wide; "
+            "give the target that the draft was trained for."
+        )
 
 
 def _shared_head(config: DraftConfig, parts: TargetParts) -> torch.Tensor:

@@ -82,9 +82,8 @@ def test_a_saved_result_is_judged_again(tmp_path: Path) -> None:
     drafttrace("diff", trace, dump, "--json", saved, "--quiet")
     again = drafttrace("report", saved, "--json", "-")
     assert again.returncode == 0 and json.loads(again.stdout)["verdict"] == "match"
-    strict = drafttrace(
-        "report", saved, "--threshold", "match=0.000001", "--threshold", "noise=0.000002", "--json", "-"
-    )
+    bounds = ["match=0.000001", "noise=0.000002", "neighbour_noise=0.00001"]
+    strict = drafttrace("report", saved, *(word for b in bounds for word in ("--threshold", b)), "--json", "-")
     assert strict.returncode == 1 and json.loads(strict.stdout)["verdict"] == "mismatch"
     wrong = drafttrace("report", saved, "--threshold", "nonsense=1")
     assert wrong.returncode == 2 and "nonsense" in wrong.stderr

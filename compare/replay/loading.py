@@ -129,12 +129,6 @@ def load_replayer(config: DraftConfig, weights: DraftWeights, parts: TargetParts
                 f"config asks for {list(wanted)}; make config and checkpoint come from one training run."
             )
     _check_embedding(config, weights, parts)
-    width = parts.checkpoint.info(parts.embedding).shape[1]
-    if "embed_tokens.weight" not in weights and width != config.hidden_size:
-        raise UnreadableFile(
-            f"The target's embedding in {parts.checkpoint.root} is {width} wide, the draft {config.hidden_size}, and the "
-            "draft has no embedding of its own; give the target that belongs to this draft."
-        )
     if "lm_head.weight" not in loaded:
         loaded["lm_head.weight"] = _shared_head(config, parts)
     d2t = None

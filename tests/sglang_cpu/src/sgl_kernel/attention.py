@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -115,20 +116,26 @@ def decode_attention_cpu(
         # In an MLA pool v_buffer is a view of k_buffer's first channels, and k already holds them.
         if v_buffer.data_ptr() != k_buffer.data_ptr():
             v_buffer[loc] = v.reshape(-1, *v_buffer.shape[1:])
-    if not len(seq_lens):
+    lengths = seq_lens.tolist()
+    if not lengths:
         return
-    position = torch.arange(int(seq_lens.max()))
-    live = position < seq_lens[:, None]
-    if sliding_window > 0:
-        live &= position >= seq_lens[:, None] - sliding_window
+    longest = max(lengths)
     # What a row of the table holds past its request's end is stale; slot 0 always exists.
-    slots = req_to_token[req_pool_indices, : len(position)].masked_fill(~live, 0)
+    slots = req_to_token[req_pool_indices, :longest]
+    visible = None
+    if min(lengths) < longest or 0 < sliding_window < longest:
+        position = torch.arange(longest)
+        visible = position < seq_lens[:, None]
+        if sliding_window > 0:
+            visible &= position >= seq_lens[:, None] - sliding_window
+        slots = slots.masked_fill(~visible, 0)
     keys, values = k_buffer[slots], v_buffer[slots]
-    if not bool(live.all()):
+    if visible is not None:
         # A weight of zero does not hide a NaN, and slot 0 takes the rows of padded tokens.
-        values = values.masked_fill(~live[:, :, None, None], 0)
-        keys = keys.masked_fill(~live[:, :, None, None], 0)
-    out.copy_(_attend(q[:, None], keys, values, live[:, None], Softmax(scaling, logit_cap, sinks))[:, 0])
+        keys = keys.masked_fill(~visible[:, :, None, None], 0)
+        values = values.masked_fill(~visible[:, :, None, None], 0)
+        visible = visible[:, None]
+    out.copy_(_attend(q[:, None], keys, values, visible, Softmax(scaling, logit_cap, sinks))[:, 0])
 
 
 def _refuse_unsupported(is_cross_attention: bool, k_buffer: Tensor, k_scale: float, v_scale: float) -> None:
@@ -159,6 +166,14 @@ def _visible(new: int, total: int, causal: bool, sliding_window: int, tree: Tens
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, softmax: Softmax) -> Tensor:
     """q [R, N, Hq, D], k [R, M, Hk, D], v [R, M, Hk, Dv], visible [(R,) N, M] -> [R, N, Hq, Dv] float32."""
+    if visible is not None and visible.dim() == 3:
+        visible = visible[:, None]
+    if softmax.logit_cap <= 0 and softmax.sinks is None:
+        q, k, v = (x.float().transpose(1, 2) for x in (q, k, v))
+        mixed = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=visible, scale=softmax.scale, enable_gqa=q.shape[1] != k.shape[1]
+        )
+        return mixed.transpose(1, 2)
     requests, rows, heads, _ = q.shape
     groups = k.shape[2]
     # Query head h reads key head h // (Hq / Hk): put the heads of one group side by side.
@@ -169,9 +184,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, softmax: So
         scores = softmax.logit_cap * torch.tanh(scores / softmax.logit_cap)
     scores = scores.view(requests, groups, heads // groups, rows, -1)
     if visible is not None:
-        if visible.dim() == 3:
-            visible = visible[:, None, None]
-        scores = scores.masked_fill(~visible, -torch.inf)
+        scores = scores.masked_fill(~visible if visible.dim() == 2 else ~visible[:, None], -torch.inf)
     if softmax.sinks is not None:
         # A sink is one more score that takes its share of the weight and gives nothing.
         sinks = softmax.sinks.float().view(1, groups, -1, 1, 1).expand(requests, -1, -1, rows, -1)

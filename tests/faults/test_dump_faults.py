@@ -221,8 +221,6 @@ def listed(found: Result) -> tuple[tuple[str, float], ...]:
 @pytest.mark.parametrize("fault", SINGLE)
 @pytest.mark.parametrize("name", WIRING)
 def test_a_fault_of_the_dump_is_named_first(name: str, fault: str, bench: Any, fault_row: Any) -> None:
-    from conftest import Row
-
     wanted, make = SINGLE[fault]
     found, seconds = compare(bench(name), make)
     row = Row(fault, name, (wanted,), listed(found), seconds)
@@ -253,8 +251,6 @@ PAIRS = [
 @pytest.mark.parametrize(("first", "second"), PAIRS)
 @pytest.mark.parametrize("name", WIRING)
 def test_two_stacked_faults_are_both_named(name: str, first: str, second: str, bench: Any, fault_row: Any) -> None:
-    from conftest import Row
-
     wanted = (SINGLE[first][0], SINGLE[second][0])
     found, seconds = compare(bench(name), SINGLE[first][1], SINGLE[second][1])
     row = Row(f"{first} + {second}", name, wanted, listed(found), seconds)
@@ -269,8 +265,6 @@ def test_two_stacked_faults_are_both_named(name: str, first: str, second: str, b
 def test_a_healthy_dump_raises_no_alarm(
     name: str, index: int, dtype: str, pairs: Any, tmp_path: Path, fault_row: Any
 ) -> None:
-    from conftest import Row
-
     dump = sample(pairs[name], index)
     left = computed(pairs[name], dump, tmp_path / "computed.safetensors", dtype)
     left = replace(left, about={**left.about, "wiring": {"n": max(left.boundaries), "source": "draft config"}})
@@ -289,8 +283,6 @@ def _faults(found: Result) -> tuple[tuple[str, float], ...]:
 
 
 def test_a_mask_that_is_shifted_is_named(bench: Any, fault_row: Any) -> None:
-    from conftest import Row
-
     for name in WIRING:
         if bench(name).dump.mask is None:
             continue

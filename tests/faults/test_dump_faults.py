@@ -17,6 +17,7 @@ import compare_faults as faults
 import numpy as np
 import pytest
 from compare_world import bf16, rms
+from fault_rows import Row
 
 from drafttrace.compare.diff import diff
 from drafttrace.compare.result import FAULT, Result

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,14 +16,14 @@ from drafttrace.compare.findings import diagnose
 from drafttrace.compare.findings.tokens import first_difference
 from drafttrace.compare.inside import look_inside
 from drafttrace.compare.judge import overall, summary_of
-from drafttrace.compare.measure import massive_channels, measure_rows
+from drafttrace.compare.measure import RowMeasures, massive_channels, measure_rows
 from drafttrace.compare.oddrows import row_facts
 from drafttrace.compare.ranks import RankFacts, RankRows, compare_hashes, find_partial_sum
 from drafttrace.compare.result import EXIT_CODES, Result, SlotResult
 from drafttrace.compare.sample import MIN_ROWS, Stream
 from drafttrace.compare.streams import Location, Sides, Wirings, find_shift, locate_all, wirings
 from drafttrace.compare.thresholds import DEFAULT, Noise, Thresholds
-from drafttrace.tracer.capture import Capture
+from drafttrace.tracer.capture import Capture, Ints
 from drafttrace.tracer.errors import NothingToCompare
 
 Decode = Callable[[int], str]
@@ -126,6 +126,43 @@ def _aligned(left: Capture, reference: Capture, sides: Sides) -> Alignment:
     return replace(plain, offset=alignment.offset, matched=alignment.matched)
 
 
+@dataclass(frozen=True)
+class MeasuredSlot:
+    """One slot of the left side against the slot of the reference in the same place, every paired row measured.
+
+    massive: the channels that ``measures.cosine_trimmed`` leaves out.
+    """
+
+    index: int
+    left: Stream
+    reference: Stream
+    massive: Ints
+    measures: RowMeasures
+
+
+def measure_slots(left: Capture, reference: Capture) -> tuple[RowIds, tuple[MeasuredSlot, ...]]:
+    """Who the paired rows are, and every slot's measures of them, paired as :func:`diff` pairs them.
+
+    Raises NothingToCompare where :func:`diff` does, and where no row of one side belongs to one of the other.
+    """
+    _check(left, reference)
+    sides = Sides.of(left, reference)
+    alignment = _aligned(left, reference, sides)
+    if len(alignment) == 0:
+        raise NothingToCompare(
+            f"No row of '{left.path}' belongs to one of '{reference.path}'; they were made from other tokens."
+        )
+    location = locate_all(alignment, sides, DEFAULT)
+    return RowIds.of(left, alignment), tuple(_measured(sides, alignment, location))
+
+
+def _measured(sides: Sides, alignment: Alignment, location: Location) -> Iterator[MeasuredSlot]:
+    for index, (mine, theirs) in enumerate(zip(sides.left_slots, sides.reference_slots, strict=False)):
+        massive = massive_channels(location.sample.read(theirs)) if len(location.sample) else np.empty(0, np.int64)
+        measures = measure_rows(mine.rows, alignment.left_rows, theirs.rows, alignment.reference_rows, massive)
+        yield MeasuredSlot(index, mine, theirs, massive, measures)
+
+
 def _measure_slots(
     left: Capture,
     sides: Sides,
@@ -135,14 +172,12 @@ def _measure_slots(
 ) -> tuple[tuple[SlotResult, ...], tuple[RowFacts, ...]]:
     ids = RowIds.of(left, alignment)
     results, odd = [], []
-    for index, (mine, theirs) in enumerate(zip(sides.left_slots, sides.reference_slots, strict=False)):
-        massive = massive_channels(location.sample.read(theirs)) if len(location.sample) else np.empty(0, np.int64)
-        measures = measure_rows(mine.rows, alignment.left_rows, theirs.rows, alignment.reference_rows, massive)
+    for slot in _measured(sides, alignment, location):
         made = assemble.slot_result(
-            index,
-            mine,
-            theirs,
-            measures,
+            slot.index,
+            slot.left,
+            slot.reference,
+            slot.measures,
             ids,
             alignment,
             location,
@@ -150,8 +185,11 @@ def _measure_slots(
             judging.noise,
             judging.decode,
         )
-        results.append(replace(made, trimmed_channels=len(massive)))
-        odd.append(row_facts(index, left, alignment.left_rows, alignment.positions, measures, judging.thresholds))
+        results.append(replace(made, trimmed_channels=len(slot.massive)))
+        facts = row_facts(
+            slot.index, left, alignment.left_rows, alignment.positions, slot.measures, judging.thresholds
+        )
+        odd.append(facts)
     return tuple(results), tuple(odd)
 
 

@@ -45,8 +45,7 @@ lint: .venv/.ready
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	mkdir -p .venv/typing/drafttrace
-	ln -sfn $(CURDIR)/drafttrace/__init__.py .venv/typing/drafttrace/__init__.py
-	ln -sfn $(CURDIR)/drafttrace/py.typed .venv/typing/drafttrace/py.typed
+	ln -sfn $(CURDIR)/drafttrace/*.py $(CURDIR)/drafttrace/py.typed .venv/typing/drafttrace/
 	ln -sfn $(CURDIR)/tracer $(CURDIR)/hooks $(CURDIR)/compare .venv/typing/drafttrace/
 	MYPYPATH=.venv/typing .venv/bin/mypy -p drafttrace
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Iterator
 
@@ -32,6 +33,14 @@ def render(result: Result, console: Console) -> None:
     """Print the report."""
     for part in parts(result, console.width):
         console.print(part)
+
+
+def as_text(result: Result, width: int = 110) -> str:
+    """The report as plain text of ``width`` columns."""
+    console = Console(file=io.StringIO(), width=width, highlight=False, color_system=None)
+    with console.capture() as captured:
+        render(result, console)
+    return "\n".join(line.rstrip() for line in captured.get().splitlines())
 
 
 def parts(result: Result, width: int) -> Iterator[RenderableType]:

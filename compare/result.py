@@ -7,8 +7,10 @@ the JSON and NaN here.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from drafttrace.compare.plain import from_plain, to_plain
@@ -241,9 +243,12 @@ class NoiseInfo:
     rel_l2_p99: tuple[float, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
-    """Everything that a comparison found. ``exit_code`` follows from ``verdict``."""
+    """Everything that a comparison found. ``exit_code`` follows from ``verdict``.
+
+    ``print(result)`` is the terminal's report; in a notebook the result shows itself.
+    """
 
     verdict: str
     exit_code: int
@@ -263,6 +268,29 @@ class Result:
     configs: Mapping[str, Any] = field(default_factory=dict)
     schema: str = SCHEMA
     tool_version: str = ""
+
+    def __repr__(self) -> str:
+        names = ", ".join(finding.id for finding in self.findings) or "no finding"
+        return f"<Result {self.verdict}: {names}; {self.alignment.rows_compared} rows compared>"
+
+    def __str__(self) -> str:
+        from drafttrace.compare.report_terminal import as_text
+
+        return as_text(self)
+
+    def _repr_html_(self) -> str:
+        from drafttrace.compare.report_notebook import render
+
+        return render(self)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the report whose form the name ends in: .json (machine form), .md (for an issue) or .html (plots).
+
+        An existing file is replaced. Raises DrafttraceError for another ending, and where nothing can be written.
+        """
+        from drafttrace.compare.saving import save
+
+        save(self, Path(path))
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; the order is that of architecture.md's contract."""

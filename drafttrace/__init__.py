@@ -1,5 +1,14 @@
 """drafttrace: a differential tracer for speculative decoding.
 
+From a notebook or a script::
+
+    import drafttrace
+
+    result = drafttrace.diff("trace.h5", "data_0.pt")
+    result                                   # in Jupyter: the verdict, the causes and the slots as a table
+    result.findings[0].remedy
+    drafttrace.measure("trace.h5", "data_0.pt").to_pandas()
+
 The code lives in three subpackages: :mod:`drafttrace.hooks` (inside the SGLang process),
 :mod:`drafttrace.tracer` (trace files, training dumps, captures, the command line) and
 :mod:`drafttrace.compare` (align, measure, locate, diagnose, report).
@@ -7,12 +16,64 @@ The code lives in three subpackages: :mod:`drafttrace.hooks` (inside the SGLang 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["__version__"]
+if TYPE_CHECKING:
+    from drafttrace.api import check as check
+    from drafttrace.api import diff as diff
+    from drafttrace.api import load as load
+    from drafttrace.api import measure as measure
+    from drafttrace.api import noise as noise
+    from drafttrace.api import open as open
+    from drafttrace.api import record as record
+    from drafttrace.api import replay as replay
+    from drafttrace.api import rows as rows
+    from drafttrace.compare.result import Finding as Finding
+    from drafttrace.compare.result import Result as Result
+    from drafttrace.row_table import RowTable as RowTable
+    from drafttrace.tracer.capture import Capture as Capture
+    from drafttrace.tracer.errors import DrafttraceError as DrafttraceError
+
+    __version__: str
+
+# Public name -> the module that holds it. Each is imported when it is first used: `import drafttrace` costs nothing.
+_HOMES = {
+    **dict.fromkeys(
+        ("check", "diff", "load", "measure", "noise", "open", "record", "replay", "rows"), "drafttrace.api"
+    ),
+    "Capture": "drafttrace.tracer.capture",
+    "DrafttraceError": "drafttrace.tracer.errors",
+    "Finding": "drafttrace.compare.result",
+    "Result": "drafttrace.compare.result",
+    "RowTable": "drafttrace.row_table",
+}
+
+__all__ = [
+    "Capture",
+    "DrafttraceError",
+    "Finding",
+    "Result",
+    "RowTable",
+    "__version__",
+    "check",
+    "diff",
+    "load",
+    "measure",
+    "noise",
+    "open",
+    "record",
+    "replay",
+    "rows",
+]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        from importlib import import_module
+
+        found = getattr(import_module(_HOMES[name]), name)
+        globals()[name] = found
+        return found
     # Looked up only when asked for: importlib.metadata costs 45 ms, and `--help` must be instant.
     if name == "__version__":
         from importlib.metadata import PackageNotFoundError, version
@@ -22,3 +83,7 @@ def __getattr__(name: str) -> Any:
         except PackageNotFoundError:  # a source tree that was never installed
             return "0+unknown"
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

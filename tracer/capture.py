@@ -134,7 +134,7 @@ class Probe:
     dropped: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Capture:
     """Tokens and the hidden states that belong to them.
 
@@ -167,6 +167,16 @@ class Capture:
     about: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     present: Mapping[str, npt.NDArray[np.bool_]] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        from drafttrace.tracer.capture_html import one_line
+
+        return one_line(self)
+
+    def _repr_html_(self) -> str:
+        from drafttrace.tracer.capture_html import as_html
+
+        return as_html(self)
 
     @property
     def wiring(self) -> tuple[int | None, ...]:

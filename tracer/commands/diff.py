@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,42 +17,10 @@ from drafttrace.tracer.commands.reading import (
     mapping_of,
     request_of,
 )
-from drafttrace.tracer.errors import DrafttraceError
 
 if TYPE_CHECKING:
     from drafttrace.compare.result import Result
-    from drafttrace.tracer.capture import Capture
     from drafttrace.tracer.dumps.registry import FieldMap, Request
-
-
-def tokenizer_folder(explicit: Path | None, *captures: Capture | None) -> Path | None:
-    """Where tokens can be decoded from: the option, else the target that a trace names, if it is on this machine."""
-    if explicit is not None:
-        if not (explicit / "tokenizer.json").is_file() and explicit.suffix != ".json":
-            raise DrafttraceError(f"The tokenizer '{explicit}' holds no tokenizer.json; give the target's folder.")
-        return explicit
-    for capture in captures:
-        path = _target_path(capture.about) if capture is not None else None
-        if path is not None and (Path(path) / "tokenizer.json").is_file():
-            return Path(path)
-    return None
-
-
-def _target_path(about: Mapping[str, Any]) -> str | None:
-    arguments = about.get("server_args")
-    if not isinstance(arguments, Mapping):
-        return None
-    path = arguments.get("tokenizer_path") or arguments.get("model_path")
-    return path if isinstance(path, str) else None
-
-
-def decoder(folder: Path | None) -> Callable[[int], str] | None:
-    """Token id to text, or None where no tokenizer is at hand."""
-    if folder is None:
-        return None
-    from drafttrace.tracer.tokenizer import load_decoder
-
-    return load_decoder(folder)
 
 
 def compare_paths(
@@ -75,6 +42,7 @@ def compare_paths(
     from drafttrace.compare.diff import diff as compare
     from drafttrace.compare.diff import measure_noise
     from drafttrace.compare.thresholds import DEFAULT
+    from drafttrace.tracer.decoding import decoder, tokenizer_folder
     from drafttrace.tracer.open import open_capture
 
     ours = open_capture(left, format=left_format)

@@ -1,0 +1,45 @@
+"""A result as a file: the ending of the name says in which form."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from drafttrace.tracer.errors import DrafttraceError, OutputExists
+
+if TYPE_CHECKING:
+    from drafttrace.compare.result import Result
+
+
+def save(result: Result, path: Path) -> None:
+    """Write the file, whole or not at all. Raises DrafttraceError as :meth:`Result.save` says."""
+    forms: dict[str, Callable[[Result], str]] = {".json": _json, ".md": _markdown, ".html": _html}
+    form = forms.get(path.suffix.lower())
+    if form is None:
+        raise DrafttraceError(f"The report '{path}' has no known form; let its name end in {', '.join(forms)}.")
+    part = path.with_name(f".{path.name}.part")
+    try:
+        part.write_text(form(result), encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        raise OutputExists(
+            f"The report '{path}' cannot be written ({error.strerror}); choose a folder that exists and is writable."
+        ) from None
+
+
+def _json(result: Result) -> str:
+    return json.dumps(result.to_json(), indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def _markdown(result: Result) -> str:
+    from drafttrace.compare.report_markdown import render
+
+    return render(result)
+
+
+def _html(result: Result) -> str:
+    from drafttrace.compare.report_html import render
+
+    return render(result)

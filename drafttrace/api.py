@@ -1,0 +1,273 @@
+"""The Python interface: what the commands do, as functions over captures and results.
+
+Everything here is also an attribute of :mod:`drafttrace`. A *source* is a path (``PATH`` or ``PATH#i`` for sample i of
+a dump with several) or a :class:`~drafttrace.tracer.capture.Capture` that is open already. Errors that a user can
+cause are :class:`~drafttrace.tracer.errors.DrafttraceError`: one sentence with what happened, the value, the remedy.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from drafttrace.tracer.capture import Capture
+from drafttrace.tracer.errors import DrafttraceError
+
+if TYPE_CHECKING:
+    from drafttrace.compare.audit.result import CheckResult
+    from drafttrace.compare.replay.result import ReplayResult
+    from drafttrace.compare.result import Result
+    from drafttrace.compare.thresholds import Noise, Thresholds
+    from drafttrace.row_table import RowTable
+    from drafttrace.tracer.commands.record import Recorded
+
+PathLike = str | os.PathLike[str]
+Source = PathLike | Capture
+
+
+def open(
+    path: PathLike,
+    *,
+    format: str | None = None,
+    sample: int | None = None,
+    hidden_size: int | None = None,
+    layer_ids: Sequence[int] | None = None,
+    slots: Sequence[str] | None = None,
+    tokens: str | None = None,
+    last: str | None = None,
+    like: Capture | None = None,
+) -> Capture:
+    """Open a trace or a training dump.
+
+    Nothing of the hidden states is read yet: every ``capture.slots[i].rows`` is a ``[rows, hidden size]`` matrix that
+    hands out blocks as float32 (``rows.floats(start, stop)``).
+
+    format: id of a dump layout, to overrule recognition. sample: which one, where the file holds several.
+    hidden_size, layer_ids: what a dump does not say of itself (ids in the numbering of its own project). slots, tokens,
+    last: names of the fields, for a file of no known layout. like: the other side of a comparison; among several
+    samples the one with its tokens is taken.
+
+    Raises UnreadableFile for what cannot be read, UnknownFormat for what is not known, DrafttraceError where a sample
+    must be chosen.
+    """
+    from drafttrace.tracer.dumps.registry import FieldMap, Request
+    from drafttrace.tracer.open import open_capture
+
+    if (slots is None) is not (tokens is None) or (slots is None and last is not None):
+        raise DrafttraceError(
+            "A file of no known layout needs both 'slots' and 'tokens'; give the names of its fields."
+        )
+    mapping = None if slots is None or tokens is None else FieldMap(slots=tuple(slots), tokens=tokens, last=last)
+    ids = None if layer_ids is None else tuple(layer_ids)
+    return open_capture(
+        os.fspath(path),
+        format=format,
+        sample=sample,
+        mapping=mapping,
+        like=like,
+        request=Request(hidden_size=hidden_size, layer_ids=ids),
+    )
+
+
+def diff(
+    left: Source,
+    reference: Source | None = None,
+    *,
+    thresholds: Mapping[str, float] | None = None,
+    noise: Noise | tuple[Source, Source] | None = None,
+    tokenizer: PathLike | None = None,
+) -> Result:
+    """Compare what the server computed with what training stored, and name the cause.
+
+    Without a reference the left trace is checked against itself. thresholds: bounds by name, as ``--threshold`` takes
+    them; relative L2 distances are medians over rows, without unit. noise: the noise floor, or two recordings of one
+    prompt to measure it from. tokenizer: a folder with tokenizer.json, to show tokens as text (default: the target
+    that the trace names, where it is on this machine).
+
+    The result says what was measured (``result.slots``), which causes hold (``result.findings``, those that explain most
+    first) and a verdict: match, noise, mismatch or incomparable. Raises NothingToCompare where the two cannot
+    belong together, and what :func:`open` raises.
+    """
+    from drafttrace.compare.diff import diff as compare
+    from drafttrace.tracer.decoding import decoder, tokenizer_folder
+
+    ours = _capture(left)
+    theirs = None if reference is None else _capture(reference, like=ours)
+    folder = tokenizer_folder(None if tokenizer is None else Path(tokenizer), ours, theirs)
+    floor = _noise(noise)
+    return compare(ours, theirs, thresholds=_thresholds(thresholds), noise=floor, decode=decoder(folder))
+
+
+def noise(one: Source, two: Source) -> Noise:
+    """The noise floor from two recordings of one prompt: relative L2 per slot, median and 99th percentile over rows.
+
+    Raises NothingToCompare where the two share no rows.
+    """
+    from drafttrace.compare.diff import measure_noise
+
+    first = _capture(one)
+    return measure_noise(first, _capture(two, like=first))
+
+
+def measure(left: Source, reference: Source) -> RowTable:
+    """Every paired row of every slot, measured: one table row per pair and slot.
+
+    Rows are paired as :func:`diff` pairs them. See :class:`~drafttrace.row_table.RowTable` for the columns, and its
+    ``to_pandas`` and ``to_polars``. Raises NothingToCompare where no row belongs to one of the other side.
+    """
+    from drafttrace.row_table import of_captures
+
+    ours = _capture(left)
+    return of_captures(ours, _capture(reference, like=ours))
+
+
+def rows(result: Result) -> RowTable:
+    """The row measures that a result keeps for its plots: at most 2000 rows per slot, spread evenly, in six digits.
+
+    For all rows and all measures use :func:`measure`, which needs the files.
+    """
+    from drafttrace.row_table import of_result
+
+    return of_result(result)
+
+
+def load(path: PathLike, *, thresholds: Mapping[str, float] | None = None) -> Result:
+    """A result that ``drafttrace diff --json`` or ``result.save`` wrote; with thresholds, judged again by them.
+
+    Raises UnreadableFile for a damaged file, UnknownFormat for what is no result.
+    """
+    from drafttrace.compare.judge import rejudge
+    from drafttrace.compare.result import load_result
+
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise DrafttraceError(f"The result '{path}' is not UTF-8 text; give what 'diff --json' wrote.") from None
+    except OSError as error:
+        raise DrafttraceError(f"The result '{path}' cannot be read ({error.strerror}); check the name.") from None
+    result = load_result(text)
+    return result if not thresholds else rejudge(result, result.thresholds.replaced(_settings(thresholds)))
+
+
+def check(
+    target: PathLike,
+    draft: PathLike,
+    dump: Source | None = None,
+    *,
+    trained: Sequence[int] | None = None,
+    sglang_version: str | None = None,
+    hash_weights: bool = False,
+) -> CheckResult:
+    """Audit a draft's configuration and weights. No server and no hidden states are needed.
+
+    target, draft: folders. dump: a training dump, whose wiring is the one wanted; or name the boundaries in ``trained``.
+    sglang_version: audit for this release (default: the installed one). Raises UnreadableFile for damaged checkpoints.
+    """
+    from drafttrace.compare.audit.check import check as audit
+
+    return audit(
+        Path(target),
+        Path(draft),
+        dump=None if dump is None else _capture(dump),
+        trained=None if trained is None else tuple(trained),
+        sglang_version=sglang_version,
+        hash_weights=hash_weights,
+    )
+
+
+def replay(
+    captures: Source | Sequence[Source],
+    draft: PathLike,
+    target: PathLike,
+    *,
+    wirings: Sequence[Sequence[int]] = (),
+    search: bool = False,
+    switches: bool = True,
+    steps: int | None = None,
+    sglang_version: str | None = None,
+) -> ReplayResult:
+    """Run the draft by itself in plain torch on stored hidden states: accuracy and accept length per wiring.
+
+    wirings: further ones to try, as lists of boundaries. search: rank all ordered wirings over the boundaries there
+    are. switches: also try every norm and vocabulary switch the other way. steps: draft steps (default: the trace's,
+    else 3). Accept lengths are in tokens per round, bonus included. Raises UnreadableFile and NothingToCompare.
+    """
+    from drafttrace.compare.replay.run import replay as run
+
+    given = [captures] if isinstance(captures, (str, os.PathLike, Capture)) else list(captures)
+    return run(
+        [_capture(source) for source in given],
+        Path(draft),
+        Path(target),
+        wirings=wirings,
+        search_wirings=search,
+        switches=switches,
+        steps=steps,
+        sglang_version=sglang_version,
+    )
+
+
+def record(
+    out: PathLike,
+    *,
+    url: str = "http://127.0.0.1:30000",
+    prompt: str | None = None,
+    input_ids: Sequence[int] | None = None,
+    messages: Sequence[Mapping[str, Any]] | None = None,
+    from_dump: PathLike | None = None,
+    max_new_tokens: int = 64,
+    temperature: float = 0.0,
+    boundaries: str = "auto",
+    force: bool = False,
+    api_key: str | None = None,
+    timeout: float = 600.0,
+) -> Recorded:
+    """Send one request to a live server with the plugin on, and fetch its trace into ``out``.
+
+    Give exactly one of prompt, input_ids, messages, from_dump. boundaries: which of the target's boundaries to sweep
+    (auto: all, on the first 64 rows; all; none; or a list like ``"B3,B31"``). timeout: seconds for the answer.
+    Raises ServerProblem where the server is not there, has no plugin or refuses; OutputExists for a taken ``out``.
+    """
+    from drafttrace.tracer.client import Client, Prompt, Sampling
+    from drafttrace.tracer.commands.record import parse_taps, prompt_of_dump, record_one
+
+    given = [value for value in (prompt, input_ids, messages, from_dump) if value is not None]
+    if len(given) != 1:
+        raise DrafttraceError(
+            f"{len(given)} prompts were given; give one of prompt, input_ids, messages, from_dump."
+        )
+    if from_dump is not None:
+        source = prompt_of_dump(os.fspath(from_dump))
+    else:
+        ids = None if input_ids is None else tuple(int(token) for token in input_ids)
+        source = Prompt(text=prompt, input_ids=ids, messages=None if messages is None else tuple(messages))
+    return record_one(
+        Client(url, api_key=api_key),
+        source,
+        Sampling(max_new_tokens=max_new_tokens, temperature=temperature),
+        Path(out),
+        taps=parse_taps(boundaries, None),
+        force=force,
+        timeout=timeout,
+        quiet=True,
+    )
+
+
+def _capture(source: Source, like: Capture | None = None) -> Capture:
+    return source if isinstance(source, Capture) else open(source, like=like)
+
+
+def _noise(given: Noise | tuple[Source, Source] | None) -> Noise | None:
+    return noise(*given) if isinstance(given, tuple) else given
+
+
+def _settings(thresholds: Mapping[str, float]) -> list[str]:
+    return [f"{name}={value}" for name, value in thresholds.items()]
+
+
+def _thresholds(thresholds: Mapping[str, float] | None) -> Thresholds:
+    from drafttrace.compare.thresholds import DEFAULT
+
+    return DEFAULT.replaced(_settings(thresholds or {}))

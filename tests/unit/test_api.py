@@ -1,0 +1,225 @@
+"""The Python interface, on the recorded traces: the examples of the documentation as tests."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import drafttrace
+from drafttrace import plots
+from drafttrace.compare.report_terminal import as_text
+from drafttrace.row_table import FLAGS, IDENTITY, MEASURES, SERIES
+
+ROOT = Path(__file__).resolve().parents[2]
+KIMI = ROOT / "traces/tiny-kimi"
+DUMP = KIMI / "dump/data_0.pt"
+FOREIGN = "<script>alert(1)</script>"
+
+
+@pytest.fixture(scope="module")
+def result() -> drafttrace.Result:
+    return drafttrace.diff(KIMI / "as-trained.h5", DUMP)
+
+
+def test_importing_it_is_cheap() -> None:
+    code = (
+        "import sys, drafttrace\n"
+        "assert set(drafttrace.__all__) <= set(dir(drafttrace))\n"
+        "print(*sorted({name.split('.')[0] for name in sys.modules}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"torch", "numpy", "h5py", "typer", "rich", "sglang"} & set(done.stdout.split())
+
+
+def test_every_public_name_is_there() -> None:
+    for name in drafttrace.__all__:
+        assert getattr(drafttrace, name) is not None
+    with pytest.raises(AttributeError, match="nonsense"):
+        drafttrace.nonsense  # noqa: B018
+
+
+def test_open_reads_nothing_but_tells_what_it_is() -> None:
+    trace = drafttrace.open(KIMI / "as-trained.h5")
+    assert isinstance(trace, drafttrace.Capture)
+    assert trace.wiring == (2, 30, 58)
+    rows = trace.slots[0].rows
+    assert rows.floats(0, 4).shape == (4, trace.hidden_size)
+    assert repr(trace).startswith("<Capture ") and "[B2, B30, B58]" in repr(trace)
+    assert "B30" in trace._repr_html_() and "layer sweep: 62 boundaries, B0 to B61" in trace._repr_html_()
+
+
+def test_open_takes_what_a_file_does_not_say(tmp_path: Path) -> None:
+    from safetensors.numpy import save_file
+
+    path = tmp_path / "mine.safetensors"
+    states = {f"state_{k}": np.random.default_rng(k).normal(size=(6, 8)).astype(np.float32) for k in range(2)}
+    save_file({**states, "ids": np.arange(6)}, path)
+    capture = drafttrace.open(path, slots=("state_0", "state_1"), tokens="ids")
+    assert len(capture.slots) == 2 and capture.tokens.tolist() == list(range(6))
+    np.testing.assert_array_equal(capture.slots[1].rows.floats(), states["state_1"])
+    with pytest.raises(drafttrace.DrafttraceError, match="'slots' and 'tokens'"):
+        drafttrace.open(path, slots=("state_0",))
+
+
+def test_diff_names_the_cause(result: drafttrace.Result) -> None:
+    assert result.verdict == "mismatch"
+    assert [finding.id for finding in result.findings][:2] == ["slot-shift", "boundary-offset"]
+    assert "[0, 3, 31]" in result.findings[0].remedy
+    fixed = drafttrace.diff(drafttrace.open(KIMI / "fixed.h5"), drafttrace.open(DUMP))
+    assert fixed.verdict == "match" and fixed.exit_code == 0
+
+
+def test_diff_takes_thresholds_and_a_noise_floor() -> None:
+    strict = {"match": 1e-9, "noise": 2e-9, "neighbour_noise": 1e-9}
+    assert drafttrace.diff(KIMI / "fixed.h5", DUMP, thresholds=strict).verdict == "mismatch"
+    with pytest.raises(drafttrace.DrafttraceError, match="nonsense"):
+        drafttrace.diff(KIMI / "fixed.h5", DUMP, thresholds={"nonsense": 1})
+    floor = drafttrace.noise(KIMI / "fixed.h5", KIMI / "fixed.h5")
+    assert len(floor.rel_l2) == 3
+    judged = drafttrace.diff(KIMI / "fixed.h5", DUMP, noise=floor)
+    assert "fixed.h5" in judged.noise.source
+    assert (
+        drafttrace.diff(KIMI / "fixed.h5", DUMP, noise=(KIMI / "fixed.h5", KIMI / "fixed.h5")).noise == judged.noise
+    )
+
+
+def test_a_result_shows_itself(result: drafttrace.Result) -> None:
+    assert repr(result).startswith("<Result mismatch: slot-shift, boundary-offset")
+    assert len(repr(result)) < 300
+    text = str(result)
+    assert text == as_text(result) and "1. slot-shift" in text and "\x1b" not in text
+    assert all(line == line.rstrip() for line in text.splitlines())
+    page = result._repr_html_()
+    assert "slot-shift" in page and "[0, 3, 31]" in page and "<table>" in page
+    assert "<script" not in page and "<style" not in page and "class=" not in page
+
+
+def test_notebook_html_escapes_what_strangers_wrote(result: drafttrace.Result) -> None:
+    from dataclasses import replace
+
+    left = replace(result.left, path=FOREIGN)
+    findings = tuple(replace(finding, summary=FOREIGN, remedy=FOREIGN) for finding in result.findings)
+    page = replace(result, left=left, findings=findings, summary=FOREIGN)._repr_html_()
+    assert FOREIGN not in page and "&lt;script&gt;" in page
+    trace = drafttrace.open(KIMI / "as-trained.h5")
+    assert FOREIGN not in replace(trace, path=FOREIGN, notes=(FOREIGN,))._repr_html_()
+
+
+def test_a_result_is_saved_and_loaded(result: drafttrace.Result, tmp_path: Path) -> None:
+    for name in ("r.json", "r.md", "r.html"):
+        result.save(tmp_path / name)
+    assert json.loads((tmp_path / "r.json").read_text())["verdict"] == "mismatch"
+    assert (
+        "slot-shift" in (tmp_path / "r.md").read_text() and "<!doctype html>" in (tmp_path / "r.html").read_text()
+    )
+    assert drafttrace.load(tmp_path / "r.json").to_json() == result.to_json()
+    lenient = drafttrace.load(tmp_path / "r.json", thresholds={"match": 0.04})
+    assert lenient.thresholds.match == 0.04
+    with pytest.raises(drafttrace.DrafttraceError, match=r"\.json, \.md, \.html"):
+        result.save(tmp_path / "r.pdf")
+    with pytest.raises(drafttrace.DrafttraceError, match="cannot be written"):
+        result.save(tmp_path / "no" / "r.json")
+    with pytest.raises(drafttrace.DrafttraceError, match="cannot be read"):
+        drafttrace.load(tmp_path / "missing.json")
+
+
+def test_measure_gives_every_row_that_diff_compared(result: drafttrace.Result) -> None:
+    table = drafttrace.measure(KIMI / "as-trained.h5", DUMP)
+    assert tuple(table) == (*IDENTITY, *MEASURES, *FLAGS)
+    assert len(table) == 3 * result.alignment.rows_compared
+    for slot in result.slots:
+        mine = table["slot"] == slot.slot
+        assert mine.sum() == slot.rows
+        assert np.nanmax(table["max_abs"][mine]) == slot.max_abs
+        ordinary = table["rel_l2"][mine]
+        assert np.isclose(np.nanmin(ordinary), slot.rel_l2.min)
+    left, reference = drafttrace.open(KIMI / "as-trained.h5"), drafttrace.open(DUMP)
+    position = table["position"][table["slot"] == 1]
+    row = int(np.flatnonzero(left.table.position == position[5])[0])
+    x = left.slots[1].rows.floats(row, row + 1)[0].astype(np.float64)
+    y = reference.slots[1].rows.floats(position[5], position[5] + 1)[0].astype(np.float64)
+    assert np.isclose(table["rel_l2"][table["slot"] == 1][5], np.linalg.norm(x - y) / np.linalg.norm(y))
+
+
+def test_measure_refuses_what_shares_nothing() -> None:
+    other = ROOT / "traces/tiny-llama/healthy.h5"
+    with pytest.raises(drafttrace.DrafttraceError, match="hidden sizes differ"):
+        drafttrace.measure(other, DUMP)
+
+
+def test_rows_are_what_the_result_keeps_for_its_plots(result: drafttrace.Result) -> None:
+    table = drafttrace.rows(result)
+    assert tuple(table.keys()) == (*IDENTITY, *SERIES)
+    full = drafttrace.measure(KIMI / "as-trained.h5", DUMP)
+    assert len(table) == len(full)  # a short request: nothing was thinned
+    np.testing.assert_allclose(table["cosine"], full["cosine"], atol=1e-6)  # six digits are kept
+    assert dict(table).keys() == set(table)
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_row_measures_as_a_data_frame(library: str) -> None:
+    pytest.importorskip(library)
+    table = drafttrace.measure(KIMI / "as-trained.h5", DUMP)
+    frame = getattr(table, f"to_{library}")()
+    assert frame.shape == (len(table), len(tuple(table)))
+    assert set(frame["phase"].unique()) == {"prefill", "verify"}
+    np.testing.assert_array_equal(np.asarray(frame["cosine"]), table["cosine"])
+
+
+def test_a_missing_library_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "polars", None)
+    with pytest.raises(drafttrace.DrafttraceError, match="pip install polars"):
+        drafttrace.measure(KIMI / "fixed.h5", DUMP).to_polars()
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(drafttrace.DrafttraceError, match="pip install"):
+        plots.by_position(drafttrace.diff(KIMI / "fixed.h5", DUMP))
+
+
+def test_plots_draw_the_numbers(result: drafttrace.Result, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    for measure in ("cosine", "rel_l2", "norm"):
+        figure = plots.by_position(result, measure)
+        lines = figure.axes[0].get_lines()
+        assert len(lines) == (6 if measure == "norm" else 3)
+        assert len(lines[0].get_xdata()) == result.slots[0].rows
+        figure.savefig(tmp_path / f"{measure}.png")
+    assert np.isclose(np.nanmedian(plots.by_position(result).axes[0].get_lines()[0].get_ydata()), 0.12, atol=0.01)
+    slots, sweep = plots.heatmap(result), plots.heatmap(result, "boundaries", "cosine")
+    assert slots.axes[0].images[0].get_array().shape == (5, 4)
+    assert sweep.axes[0].images[0].get_array().shape == (6 + 2, 62)
+    sweep.savefig(tmp_path / "sweep.png")
+    assert (tmp_path / "sweep.png").stat().st_size > 5000
+
+
+def test_there_is_nothing_to_plot_without_slots() -> None:
+    alone = drafttrace.diff(KIMI / "fixed.h5")
+    with pytest.raises(drafttrace.DrafttraceError, match="nothing to plot"):
+        plots.by_position(alone)
+    with pytest.raises(drafttrace.DrafttraceError, match="no matrix"):
+        plots.heatmap(alone, "boundaries")
+
+
+def test_check_audits_a_draft() -> None:
+    pair = ROOT / "pairs/tiny-kimi"
+    found = drafttrace.check(pair / "target", pair / "draft", pair / "dump/data_0.pt")
+    assert found.exit_code == 1 and found.faults
+    good = drafttrace.check(pair / "target", pair / "draft", trained=(2, 30, 58))
+    assert good.wanted == (2, 30, 58)
+
+
+def test_replay_runs_the_draft() -> None:
+    pair = ROOT / "pairs/tiny-kimi"
+    found = drafttrace.replay(pair / "dump/data_0.pt", pair / "draft", pair / "target", switches=False, steps=2)
+    assert found.best is not None and found.best.wiring == "[B0, B3, B31]"
+
+
+def test_record_wants_one_prompt_and_a_server(tmp_path: Path) -> None:
+    with pytest.raises(drafttrace.DrafttraceError, match="2 prompts"):
+        drafttrace.record(tmp_path / "t.h5", prompt="a", input_ids=[1])
+    with pytest.raises(drafttrace.DrafttraceError, match="No answer from"):
+        drafttrace.record(tmp_path / "t.h5", url="http://127.0.0.1:9", prompt="a")

@@ -1,15 +1,19 @@
-"""Distances between paired rows, read in blocks. Float32 rows in, float64 sums, one number per row out.
+"""Distances between paired rows, read in blocks: stored rows in, one number per row out.
 
-:func:`measure_rows` is the seam behind which a faster kernel may stand; :func:`measure_block` is its plain definition.
+:func:`measure_block` is the plain definition of every number, in float64. Where the compiled kernel was built
+(:mod:`drafttrace.compare.kernels`), :func:`measure_rows` uses that, which reads the stored values once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
 
+from drafttrace.compare.kernels import blocks, native
+from drafttrace.compare.kernels.hashes import Hashes, plain_hashes
 from drafttrace.compare.result import Stats
 from drafttrace.tracer.capture import Ints
 from drafttrace.tracer.rows import Floats, Rows
@@ -17,6 +21,7 @@ from drafttrace.tracer.rows import Floats, Rows
 Doubles = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 BLOCK_BYTES = 32 * 2**20
+_NO_CHANNELS = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -26,7 +31,8 @@ class RowMeasures:
     cosine, cosine_trimmed (without the massive channels), norm_left, norm_reference, rel_l2
     (|left - reference| / |reference|), max_abs, ulp (median over channels of the distance in bf16 steps),
     nan_left, nan_reference (any channel not finite), zero_left, zero_reference, flat_left, flat_reference
-    (every channel the same value). A row with a zero or non-finite side has NaN where no value is meant.
+    (every channel the same value), hash_left, hash_reference (of the stored bytes: equal rows of one stream have
+    equal hashes). A row with a zero or non-finite side has NaN where no value is meant.
     """
 
     cosine: Doubles
@@ -42,6 +48,8 @@ class RowMeasures:
     zero_reference: Bools
     flat_left: Bools
     flat_reference: Bools
+    hash_left: Hashes
+    hash_reference: Hashes
 
     def __len__(self) -> int:
         return len(self.cosine)
@@ -65,40 +73,58 @@ def measure_rows(
 
     massive: channels that ``cosine_trimmed`` leaves out. Widths must agree. Memory stays at a few blocks.
     """
-    if left.width != right.width:
-        raise ValueError(f"rows of width {left.width} and {right.width}")
+    return measure_many([(left, right, massive)], left_index, right_index)[0]
+
+
+def measure_many(
+    slots: Sequence[tuple[Rows, Rows, Ints | None]], left_index: Ints, right_index: Ints
+) -> tuple[RowMeasures, ...]:
+    """:func:`measure_rows` for several slots of the same rows, which usually lie side by side in their files: every
+    block of rows is measured for all slots before the next one is read. slots: (left, right, massive) each."""
+    for left, right, _massive in slots:
+        if left.width != right.width:
+            raise ValueError(f"rows of width {left.width} and {right.width}")
+    if native.available() and len(left_index) and all(left.width for left, _right, _massive in slots):
+        jobs = [blocks.Slot(a, b, _NO_CHANNELS if massive is None else massive) for a, b, massive in slots]
+        outputs = blocks.measure(jobs, left_index, right_index, BLOCK_BYTES // 8)
+        return tuple(_of_output(out, job.massive) for out, job in zip(outputs, jobs, strict=True))
+    return tuple(_measure_plainly(a, left_index, b, right_index, massive) for a, b, massive in slots)
+
+
+def _measure_plainly(
+    left: Rows, left_index: Ints, right: Rows, right_index: Ints, massive: Ints | None
+) -> RowMeasures:
     step = max(16, BLOCK_BYTES // (4 * max(1, left.width)))
-    count = len(left_index)
-    parts = [
-        measure_block(left.take(left_index[a : a + step]), right.take(right_index[a : a + step]), massive)
-        for a in range(0, max(1, count), step)
-    ]
+    parts = []
+    for start in range(0, max(1, len(left_index)), step):
+        ours, theirs = left_index[start : start + step], right_index[start : start + step]
+        hashes = plain_hashes(*left.take_raw(ours)), plain_hashes(*right.take_raw(theirs))
+        parts.append(measure_block(left.take(ours), right.take(theirs), massive, hashes))
     return RowMeasures(*(np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(RowMeasures)))
 
 
-def measure_block(left: Floats, right: Floats, massive: Ints | None = None) -> RowMeasures:
-    """The measures of one block, both sides ``[n, H]`` float32."""
-    finite_left: Bools = np.asarray(np.isfinite(left).all(1))
-    finite_right: Bools = np.asarray(np.isfinite(right).all(1))
-    any_left: Bools = np.asarray(left.any(1))
-    any_right: Bools = np.asarray(right.any(1))
-    x, y = left.astype(np.float64), right.astype(np.float64)
+def measure_block(
+    left: Floats, right: Floats, massive: Ints | None = None, hashes: tuple[Hashes, Hashes] | None = None
+) -> RowMeasures:
+    """The measures of one block, both sides ``[n, H]`` float32. hashes: of the stored rows, where they are known."""
     with np.errstate(all="ignore"):
+        finite_left: Bools = np.asarray(np.isfinite(left).all(1))
+        finite_right: Bools = np.asarray(np.isfinite(right).all(1))
+        any_left: Bools = np.asarray(left.any(1))
+        any_right: Bools = np.asarray(right.any(1))
+        x, y = left.astype(np.float64), right.astype(np.float64)
         difference = x - y
         norm_left, norm_right = np.sqrt((x * x).sum(1)), np.sqrt((y * y).sum(1))
         cosine = (x * y).sum(1) / (norm_left * norm_right)
         rel = np.sqrt((difference * difference).sum(1)) / norm_right
-        trimmed = cosine if massive is None or len(massive) == 0 else _trimmed_cosine(x, y, massive)
+        trimmed = cosine.copy() if massive is None or len(massive) == 0 else _trimmed_cosine(x, y, massive)
         max_abs = np.abs(difference).max(1, initial=0.0)
         ulp = np.median(_bf16_steps(left, right), axis=1) if left.size else np.zeros(len(left))
-    bad = ~(finite_left & finite_right)
-    for values in (cosine, rel, max_abs, ulp):
-        values[bad] = np.nan
-    if trimmed is not cosine:
-        trimmed[bad] = np.nan
+    for values in (cosine, trimmed, rel, max_abs, ulp):
+        values[~(finite_left & finite_right)] = np.nan
     return RowMeasures(
         cosine=cosine,
-        cosine_trimmed=trimmed.copy(),
+        cosine_trimmed=trimmed,
         norm_left=norm_left,
         norm_reference=norm_right,
         rel_l2=rel,
@@ -110,6 +136,44 @@ def measure_block(left: Floats, right: Floats, massive: Ints | None = None) -> R
         zero_reference=~any_right,
         flat_left=_flat(left),
         flat_reference=_flat(right),
+        hash_left=plain_hashes(left, None) if hashes is None else hashes[0],
+        hash_reference=plain_hashes(right, None) if hashes is None else hashes[1],
+    )
+
+
+def _of_output(out: native.Output, massive: Ints) -> RowMeasures:
+    """What the kernel's sums say."""
+    column = {name: out.sums[:, i] for i, name in enumerate(native.COLUMNS)}
+
+    def flag(bit: int) -> Bools:
+        return np.asarray((out.flags & bit) != 0, np.bool_)
+
+    nan_left, nan_reference = flag(native.NAN_LEFT), flag(native.NAN_RIGHT)
+    with np.errstate(all="ignore"):
+        norm_left, norm_reference = np.sqrt(column["xx"]), np.sqrt(column["yy"])
+        cosine = column["xy"] / (norm_left * norm_reference)
+        rel = np.sqrt(column["dd"]) / norm_reference
+        trimmed = column["trimmed_xy"] / np.sqrt(column["trimmed_xx"] * column["trimmed_yy"])
+    trimmed = trimmed if len(massive) else cosine.copy()
+    max_abs, ulp = column["max_abs"].copy(), column["ulp"].copy()
+    for values in (cosine, trimmed, rel, max_abs, ulp):
+        values[nan_left | nan_reference] = np.nan
+    return RowMeasures(
+        cosine=cosine,
+        cosine_trimmed=trimmed,
+        norm_left=norm_left,
+        norm_reference=norm_reference,
+        rel_l2=rel,
+        max_abs=max_abs,
+        ulp=ulp,
+        nan_left=nan_left,
+        nan_reference=nan_reference,
+        zero_left=flag(native.ZERO_LEFT),
+        zero_reference=flag(native.ZERO_RIGHT),
+        flat_left=flag(native.FLAT_LEFT),
+        flat_reference=flag(native.FLAT_RIGHT),
+        hash_left=out.hashes[:, 0].copy(),
+        hash_reference=out.hashes[:, 1].copy(),
     )
 
 
@@ -173,11 +237,16 @@ def median(values: Doubles) -> float:
 
 def duplicate_rows(rows: Rows, index: Ints, token_id: Ints) -> int:
     """Rows that repeat, bit for bit, the row before them although their tokens differ. ``token_id``: one per row."""
-    count = 0
+    return count_repeated(blocks.hash_rows(rows, index, BLOCK_BYTES // 8), rows, index, token_id)
+
+
+def count_repeated(hashes: Hashes, rows: Rows, index: Ints, token_id: Ints) -> int:
+    """As :func:`duplicate_rows`, from the hashes of the rows; only rows with equal hashes are read again."""
+    same = np.flatnonzero((hashes[1:] == hashes[:-1]) & (token_id[1:] != token_id[:-1])) + 1
     step = max(16, BLOCK_BYTES // (4 * max(1, rows.width)))
-    for start in range(0, len(index) - 1, step):
-        stop = min(start + step + 1, len(index))  # one row more: the next block's first row has a row before it too
-        bits = rows.take(index[start:stop]).view(np.uint32)
-        same = (bits[1:] == bits[:-1]).all(1) & (bits[1:] != 0).any(1)
-        count += int((same & (token_id[start + 1 : stop] != token_id[start : stop - 1])).sum())
+    count = 0
+    for start in range(0, len(same), step):
+        here = same[start : start + step]
+        bits, before = (rows.take(index[k]).view(np.uint32) for k in (here, here - 1))
+        count += int(((bits == before).all(1) & (bits != 0).any(1)).sum())
     return count

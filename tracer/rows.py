@@ -6,6 +6,7 @@ A dump can hold 50 GB. Nothing here reads more than the rows that were asked for
 from __future__ import annotations
 
 import enum
+import itertools
 from abc import ABC, abstractmethod
 
 import numpy as np
@@ -120,11 +121,37 @@ class Rows(ABC):
         return values if scale is None else values * scale[:, None]
 
     def take(self, index: npt.NDArray[np.int64]) -> Floats:
-        """The rows ``index`` as float32 ``[len(index), width]``, read as one span of rows."""
-        if len(index) == 0:
-            return np.empty((0, self.width), np.float32)
-        low, high = int(index.min()), int(index.max()) + 1
-        return self.floats(low, high)[index - low]
+        """The rows ``index`` as float32 ``[len(index), width]``. Rows in between are not kept in memory."""
+        raw, scale = self.take_raw(index)
+        values = to_float32(raw, self.dtype)
+        return values if scale is None else values * scale[:, None]
+
+    def take_raw(self, index: npt.NDArray[np.int64]) -> tuple[Raw, Floats | None]:
+        """The rows ``index`` in storage form ``[len(index), width]``, and their factors where there are any.
+
+        Neighbouring rows are read together; memory stays at what was asked for and one run of rows.
+        """
+        raw = np.empty((len(index), self.width), self.dtype.storage)
+        scale: Floats | None = None
+        for start, stop in runs(index):
+            part = index[start:stop]
+            low, high = int(part.min()), int(part.max()) + 1
+            raw[start:stop] = self.raw(low, high)[part - low]
+            factors = self.scale(low, high)
+            if factors is not None:
+                scale = np.empty(len(index), np.float32) if scale is None else scale
+                scale[start:stop] = factors[part - low]
+        return raw, scale
+
+
+def runs(index: npt.NDArray[np.int64], gap: int = 2, most: int = 1024) -> list[tuple[int, int]]:
+    """Cuts of ``index`` into parts ``index[start:stop]`` that are worth reading as one span of rows each: entries
+    that are at most ``gap`` rows apart, and no more than ``most`` of them."""
+    if len(index) == 0:
+        return []
+    far = np.flatnonzero(np.abs(np.diff(index)) > gap) + 1
+    cuts = [0, *far.tolist(), len(index)]
+    return [(k, min(k + most, b)) for a, b in itertools.pairwise(cuts) for k in range(a, b, most)]
 
 
 class ArrayRows(Rows):

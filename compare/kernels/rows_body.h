@@ -1,0 +1,379 @@
+/* Included by rows.c once per instruction set: LEVEL names it, TARGET switches it on. */
+#define FN(name) JOIN(name, LEVEL)
+
+/* n values from channel `first` on as float32, exactly (fp64 is rounded), times the row's factor. */
+TARGET static void FN(convert)(const Side *side, const char *row, int64_t first, int64_t n, float scale, float *restrict out) {
+    const char *p = row + first * ITEM[side->format];
+    switch (side->format) {
+    case BF16:
+        for (int64_t i = 0; i < n; i++) out[i] = as_float((uint32_t)load16(p, i) << 16);
+        break;
+    case FP16:
+        for (int64_t i = 0; i < n; i++) out[i] = half_value(load16(p, i));
+        break;
+    case FP32:
+        for (int64_t i = 0; i < n; i++) out[i] = load_float(p, i);
+        break;
+    case FP64:
+        for (int64_t i = 0; i < n; i++) out[i] = (float)load_double(p, i);
+        break;
+    case FP8_E4M3:
+        for (int64_t i = 0; i < n; i++) out[i] = e4m3_value((uint8_t)p[i]);
+        break;
+    default:
+        for (int64_t i = 0; i < n; i++) out[i] = half_value((uint32_t)(uint8_t)p[i] << 8);
+    }
+    if (side->scale)
+        for (int64_t i = 0; i < n; i++) out[i] *= scale;
+}
+
+/* The sums of one chunk. The largest |x - y| is found among bit patterns: they are ordered as the values are, and an
+ * integer maximum is vectorised where one of floats is not. */
+typedef struct {
+    double xx, yy, xy, dd;
+    uint32_t most;
+} FN(Sums);
+
+/* words: pairs of bf16 values, two per 32 bits; keep: the same layout, 0 where a channel is left out. */
+#define BF16_LOOP(X, Y)                                                                                         \
+    float xx0 = 0, xx1 = 0, yy0 = 0, yy1 = 0, xy0 = 0, xy1 = 0, dd0 = 0, dd1 = 0;                               \
+    uint32_t most0 = 0, most1 = 0;                                                                              \
+    for (int64_t i = 0; i < words; i++) {                                                                       \
+        uint32_t a = X, b = Y;                                                                                  \
+        float x0 = as_float(a << 16), x1 = as_float(a & 0xffff0000u);                                           \
+        float y0 = as_float(b << 16), y1 = as_float(b & 0xffff0000u);                                           \
+        xx0 += x0 * x0; xx1 += x1 * x1; yy0 += y0 * y0; yy1 += y1 * y1; xy0 += x0 * y0; xy1 += x1 * y1;          \
+        float d0 = x0 - y0, d1 = x1 - y1;                                                                       \
+        dd0 += d0 * d0; dd1 += d1 * d1;                                                                         \
+        uint32_t t0 = as_bits(d0) & 0x7fffffffu, t1 = as_bits(d1) & 0x7fffffffu;                                 \
+        most0 = t0 > most0 ? t0 : most0; most1 = t1 > most1 ? t1 : most1;                                       \
+    }                                                                                                           \
+    sums->xx += (double)xx0 + xx1; sums->yy += (double)yy0 + yy1; sums->xy += (double)xy0 + xy1;                 \
+    sums->dd += (double)dd0 + dd1;                                                                              \
+    most0 = most0 > most1 ? most0 : most1;                                                                      \
+    if (most0 > sums->most) sums->most = most0;
+
+TARGET static void FN(bf16_sums)(const char *x, const char *y, int64_t words, FN(Sums) *sums) {
+    BF16_LOOP(load32(x, i), load32(y, i))
+}
+
+TARGET static void FN(bf16_kept_sums)(const char *x, const char *y, const char *keep, int64_t words, FN(Sums) *sums) {
+    BF16_LOOP(load32(x, i) & load32(keep, i), load32(y, i) & load32(keep, i))
+}
+#undef BF16_LOOP
+
+#define FLOAT_LOOP(REAL, X, Y)                                                                                  \
+    REAL xx = 0, yy = 0, xy = 0, dd = 0;                                                                        \
+    uint32_t most = 0;                                                                                          \
+    for (int64_t i = 0; i < n; i++) {                                                                           \
+        float a = X, b = Y;                                                                                     \
+        REAL p = a, q = b, d = p - q;                                                                           \
+        xx += p * p; yy += q * q; xy += p * q; dd += d * d;                                                     \
+        uint32_t t = as_bits(a - b) & 0x7fffffffu;                                                              \
+        most = t > most ? t : most;                                                                             \
+    }                                                                                                           \
+    sums->xx += xx; sums->yy += yy; sums->xy += xy; sums->dd += dd;                                             \
+    if (most > sums->most) sums->most = most;
+
+TARGET static void FN(float_sums)(const float *x, const float *y, int64_t n, FN(Sums) *sums) {
+    FLOAT_LOOP(float, x[i], y[i])
+}
+
+TARGET static void FN(float_kept_sums)(const float *x, const float *y, const uint32_t *keep, int64_t n, FN(Sums) *sums) {
+    FLOAT_LOOP(float, as_float(as_bits(x[i]) & keep[i]), as_float(as_bits(y[i]) & keep[i]))
+}
+
+TARGET static void FN(double_sums)(const char *x, const char *y, int64_t n, FN(Sums) *sums) {
+    FLOAT_LOOP(double, load_float(x, i), load_float(y, i))
+}
+
+TARGET static void FN(double_kept_sums)(const char *x, const char *y, const uint32_t *keep, int64_t n, FN(Sums) *sums) {
+    FLOAT_LOOP(double, as_float(load32(x, i) & keep[i]), as_float(load32(y, i) & keep[i]))
+}
+#undef FLOAT_LOOP
+
+/* A 64-bit hash of the row's bytes (a multilinear one: products of sums of words and keys), and of its factor. */
+TARGET static uint64_t FN(hash_row)(const Side *side, const char *row, int64_t width, float scale) {
+    int64_t bytes = width * ITEM[side->format], words = bytes / 8;
+    uint64_t sum = (uint64_t)bytes * 0x9E3779B97F4A7C15ull;
+    for (int64_t i = 0; i < words; i++) {
+        uint64_t word = load64(row, i), key = (uint64_t)(i + 1) * 0x9E3779B97F4A7C15ull;
+        uint32_t low = (uint32_t)word + (uint32_t)key, high = (uint32_t)(word >> 32) + (uint32_t)(key >> 32);
+        sum += (uint64_t)low * high;
+    }
+    uint64_t rest = 0;
+    memcpy(&rest, row + 8 * words, (size_t)(bytes - 8 * words));
+    uint64_t ends[2] = {rest, side->scale ? as_bits(scale) : 0};
+    for (int64_t i = 0; i < 2; i++) {
+        uint64_t key = (uint64_t)(words + 1 + i) * 0x9E3779B97F4A7C15ull;
+        uint32_t low = (uint32_t)ends[i] + (uint32_t)key, high = (uint32_t)(ends[i] >> 32) + (uint32_t)(key >> 32);
+        sum += (uint64_t)low * high;
+    }
+    sum ^= sum >> 29;
+    sum *= 0xBF58476D1CE4E5B9ull;
+    return sum ^ (sum >> 32);
+}
+
+TARGET static void FN(hash_rows)(const Side *side, int64_t width, int64_t count, const int64_t *index, uint64_t *hashes) {
+    for (int64_t r = 0; r < count; r++)
+        hashes[r] = FN(hash_row)(side, side->rows + index[r] * side->stride, width, side->scale ? side->scale[index[r]] : 1);
+}
+
+/* |x - y| in bf16 steps of y's magnitude: one step is 2^(exponent - 7) for y in [2^exponent, 2^(exponent + 1)). */
+TARGET static void FN(steps)(const float *restrict x, const float *restrict y, int64_t n, float *restrict out) {
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t exponent = as_bits(y[i]) & 0x7f800000u;
+        float difference = as_float(as_bits(x[i] - y[i]) & 0x7fffffffu);
+        out[i] = difference * as_float(0x7f000000u - exponent) * 128.0f;
+    }
+}
+
+TARGET static void FN(bf16_steps)(const char *x, const char *y, int64_t n, float *restrict out) {
+    for (int64_t i = 0; i < n; i++) {
+        float a = as_float((uint32_t)load16(x, i) << 16), b = as_float((uint32_t)load16(y, i) << 16);
+        uint32_t exponent = as_bits(b) & 0x7f800000u;
+        float difference = as_float(as_bits(a - b) & 0x7fffffffu);
+        out[i] = difference * as_float(0x7f000000u - exponent) * 128.0f;
+    }
+}
+
+/* How many values lie below the bit pattern `at`, and how many below or at it. Values are not negative. */
+TARGET static void FN(count)(const float *values, int64_t n, uint32_t at, uint32_t *below, uint32_t *upto) {
+    uint32_t less = 0, most = 0;
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t bits = as_bits(values[i]);
+        less += bits < at;
+        most += bits <= at;
+    }
+    *below = less;
+    *upto = most;
+}
+
+/* The smallest bit pattern above `at`. */
+TARGET static uint32_t FN(next_above)(const float *values, int64_t n, uint32_t at) {
+    uint32_t least = 0xffffffffu;
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t bits = as_bits(values[i]), known = bits > at ? bits : 0xffffffffu;
+        least = known < least ? known : least;
+    }
+    return least;
+}
+
+/* The exact median of n values >= 0, by bisection over bit patterns; *guess is where to look first. */
+TARGET static double FN(median)(const float *values, int64_t n, uint32_t *guess) {
+    uint32_t low = 0, high = 0x7f800000u, middle = *guess, below, upto;
+    uint32_t first = (uint32_t)((n - 1) / 2), second = (uint32_t)(n / 2);
+    for (;;) {
+        FN(count)(values, n, middle, &below, &upto);
+        if (below > first) high = middle - 1;
+        else if (upto <= first) low = middle + 1;
+        else break;
+        middle = low + (high - low) / 2;
+    }
+    *guess = middle;
+    uint32_t other = upto > second ? middle : FN(next_above)(values, n, middle);
+    return 0.5 * ((double)as_float(middle) + (double)as_float(other));
+}
+
+static int FN(compare_doubles)(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double FN(ldexp)(int exponent) {
+    uint64_t bits = (uint64_t)(exponent + 1023) << 52;
+    double value;
+    memcpy(&value, &bits, 8);
+    return value;
+}
+
+INLINE int FN(finite)(float value) { return (as_bits(value) & 0x7f800000u) != 0x7f800000u; }
+
+/* A row that float32 sums cannot do: everything in float64, as the plain definition has it. x, y: [width]. */
+TARGET static void FN(careful)(const Job *job, const float *x, const float *y, double *room, double *out, uint8_t *flags) {
+    int64_t n = job->width, next = 0;
+    double sum[7] = {0, 0, 0, 0, 0, 0, 0}, most = 0;
+    int nan_left = 0, nan_right = 0, any_left = 0, any_right = 0;
+    for (int64_t i = 0; i < n; i++) {
+        double a = x[i], b = y[i], d = a - b, size = d < 0 ? -d : d;
+        int kept = !(next < job->massive_count && job->massive[next] == i);
+        if (!kept) next++;
+        nan_left |= !FN(finite)(x[i]);
+        nan_right |= !FN(finite)(y[i]);
+        any_left |= x[i] != 0;
+        any_right |= y[i] != 0;
+        sum[XX] += a * a; sum[YY] += b * b; sum[XY] += a * b; sum[DD] += d * d;
+        if (kept) { sum[TXX] += a * a; sum[TYY] += b * b; sum[TXY] += a * b; }
+        if (size > most) most = size;
+    }
+    memcpy(out, sum, sizeof sum);
+    out[MAX_ABS] = most;
+    out[ULP] = 0;
+    *flags |= (nan_left ? NAN_LEFT : 0) | (nan_right ? NAN_RIGHT : 0) | (any_left ? 0 : ZERO_LEFT) |
+              (any_right ? 0 : ZERO_RIGHT);
+    if (!(job->want & WANT_ULP) || nan_left || nan_right) return;
+    for (int64_t i = 0; i < n; i++) {
+        double d = (double)x[i] - y[i];
+        int exponent = (int)((as_bits(y[i]) >> 23) & 0xff) - 126;
+        room[i] = (d < 0 ? -d : d) * FN(ldexp)(8 - exponent);
+    }
+    qsort(room, (size_t)n, sizeof *room, FN(compare_doubles));
+    out[ULP] = 0.5 * (room[(n - 1) / 2] + room[n / 2]);
+}
+
+/* Whether every channel holds one and the same value, which is neither zero nor NaN: nearly always the second one
+ * already differs. fp64 counts as what it is rounded to. */
+static int FN(flat)(const Side *side, const char *row, int64_t width, float scale) {
+    int64_t item = ITEM[side->format];
+    float value, other;
+    if (side->format != FP64 && width > 1 && memcmp(row, row + item, (size_t)(item * (width - 1))) != 0) return 0;
+    FN(convert)(side, row, 0, 1, scale, &value);
+    if (value == 0 || value != value) return 0;
+    if (side->format == FP64)
+        for (int64_t i = 1; i < width; i++) {
+            FN(convert)(side, row, i, 1, scale, &other);
+            if (other != value) return 0;
+        }
+    return 1;
+}
+
+/* Memory that one call needs: masks of the kept channels, and one row of each kind. */
+typedef struct {
+    uint16_t *keep16;
+    uint32_t *keep32;
+    float *steps, *x, *y;
+    double *doubles;
+} FN(Room);
+
+static void FN(release)(FN(Room) *room) {
+    free(room->keep16); free(room->keep32); free(room->steps); free(room->x); free(room->y); free(room->doubles);
+}
+
+static int FN(take)(FN(Room) *room, const Job *job) {
+    size_t n = (size_t)job->width;
+    memset(room, 0, sizeof *room);
+    room->steps = malloc(n * 4); room->x = malloc(n * 4); room->y = malloc(n * 4); room->doubles = malloc(n * 8);
+    if (job->massive_count) {
+        room->keep16 = malloc(n * 2 + 4);
+        room->keep32 = malloc(n * 4);
+    }
+    if (!room->steps || !room->x || !room->y || !room->doubles || (job->massive_count && (!room->keep16 || !room->keep32))) {
+        FN(release)(room);
+        return 1;
+    }
+    if (job->massive_count) {
+        memset(room->keep16, 0xff, n * 2 + 4);
+        memset(room->keep32, 0xff, n * 4);
+        for (int64_t k = 0; k < job->massive_count; k++) {
+            room->keep16[job->massive[k]] = 0;
+            room->keep32[job->massive[k]] = 0;
+        }
+    }
+    return 0;
+}
+
+/* The sums over the kept channels of one pair of rows. */
+TARGET static void FN(row_sums)(const Job *job, const char *x, const char *y, float sx, float sy, const FN(Room) *room, FN(Sums) *sums) {
+    const Side *left = &job->left, *right = &job->right;
+    int both_bf16 = left->format == BF16 && right->format == BF16 && !left->scale && !right->scale;
+    int wide = left->format == FP32 || right->format == FP32 || left->format == FP64 || right->format == FP64;
+    float a[CHUNK], b[CHUNK];
+    for (int64_t first = 0; first < job->width; first += CHUNK) {
+        int64_t n = job->width - first < CHUNK ? job->width - first : CHUNK;
+        const uint32_t *keep = room->keep32 ? room->keep32 + first : NULL;
+        if (both_bf16) {
+            const char *p = x + 2 * first, *q = y + 2 * first;
+            if (keep) FN(bf16_kept_sums)(p, q, (const char *)(room->keep16 + first), n / 2, sums);
+            else FN(bf16_sums)(p, q, n / 2, sums);
+            if (n % 2 == 0) continue;
+            FN(convert)(left, x, first + n - 1, 1, 1, a);
+            FN(convert)(right, y, first + n - 1, 1, 1, b);
+            if (keep) keep += n - 1;
+            n = 1;
+        } else if (wide) {
+            const char *p = (const char *)a, *q = (const char *)b;
+            if (left->format == FP32 && !left->scale) p = x + 4 * first;
+            else FN(convert)(left, x, first, n, sx, a);
+            if (right->format == FP32 && !right->scale) q = y + 4 * first;
+            else FN(convert)(right, y, first, n, sy, b);
+            if (keep) FN(double_kept_sums)(p, q, keep, n, sums);
+            else FN(double_sums)(p, q, n, sums);
+            continue;
+        } else {
+            FN(convert)(left, x, first, n, sx, a);
+            FN(convert)(right, y, first, n, sy, b);
+        }
+        if (keep) FN(float_kept_sums)(a, b, keep, n, sums);
+        else FN(float_sums)(a, b, n, sums);
+    }
+}
+
+/* The massive channels, which row_sums left out: few, so in float64 and one by one. */
+static void FN(add_massive)(const Job *job, const char *x, const char *y, float sx, float sy, FN(Sums) *sums) {
+    for (int64_t k = 0; k < job->massive_count; k++) {
+        float a, b;
+        FN(convert)(&job->left, x, job->massive[k], 1, sx, &a);
+        FN(convert)(&job->right, y, job->massive[k], 1, sy, &b);
+        double p = a, q = b, d = p - q;
+        sums->xx += p * p; sums->yy += q * q; sums->xy += p * q; sums->dd += d * d;
+        uint32_t most = as_bits(a - b) & 0x7fffffffu;
+        if (most > sums->most) sums->most = most;
+    }
+}
+
+TARGET static double FN(row_ulp)(const Job *job, const char *x, const char *y, float sx, float sy, FN(Room) *room, uint32_t *guess) {
+    int both_bf16 = job->left.format == BF16 && job->right.format == BF16 && !job->left.scale && !job->right.scale;
+    if (both_bf16) {
+        FN(bf16_steps)(x, y, job->width, room->steps);
+    } else {
+        FN(convert)(&job->left, x, 0, job->width, sx, room->x);
+        FN(convert)(&job->right, y, 0, job->width, sy, room->y);
+        FN(steps)(room->x, room->y, job->width, room->steps);
+    }
+    return FN(median)(room->steps, job->width, guess);
+}
+
+/* Not NaN and within what float32 sums of squares can hold. */
+static int FN(sound)(double value) { return value >= LEAST && value <= MOST; }
+
+TARGET static int FN(measure)(const Job *job) {
+    FN(Room) room;
+    if (FN(take)(&room, job)) return 1;
+    uint32_t guess = 0;
+    for (int64_t r = 0; r < job->count; r++) {
+        int64_t i = job->left_index[r], j = job->right_index[r];
+        const char *x = job->left.rows + i * job->left.stride, *y = job->right.rows + j * job->right.stride;
+        float sx = job->left.scale ? job->left.scale[i] : 1, sy = job->right.scale ? job->right.scale[j] : 1;
+        double *out = job->sums + r * COLUMNS;
+        if (job->want & WANT_HASH) {
+            job->hashes[2 * r] = FN(hash_row)(&job->left, x, job->width, sx);
+            job->hashes[2 * r + 1] = FN(hash_row)(&job->right, y, job->width, sy);
+        }
+        FN(Sums) sums = {0, 0, 0, 0, 0};
+        FN(row_sums)(job, x, y, sx, sy, &room, &sums);
+        out[TXX] = sums.xx; out[TYY] = sums.yy; out[TXY] = sums.xy;
+        int kept_sound = !job->massive_count || (FN(sound)(sums.xx) && FN(sound)(sums.yy));
+        FN(add_massive)(job, x, y, sx, sy, &sums);
+        out[XX] = sums.xx; out[YY] = sums.yy; out[XY] = sums.xy; out[DD] = sums.dd;
+        out[MAX_ABS] = (double)as_float(sums.most);
+        out[ULP] = 0;
+        uint8_t flags = 0;
+        if (FN(flat)(&job->left, x, job->width, sx)) flags |= FLAT_LEFT;
+        if (FN(flat)(&job->right, y, job->width, sy)) flags |= FLAT_RIGHT;
+        int careful = !kept_sound || !FN(sound)(sums.xx) || !FN(sound)(sums.yy) ||
+                      !(sums.most == 0 || FN(sound)(sums.dd));
+        if (!careful && (job->want & WANT_ULP)) {
+            out[ULP] = FN(row_ulp)(job, x, y, sx, sy, &room, &guess);
+            careful = !(out[ULP] < 3e38);
+        }
+        if (careful) {
+            FN(convert)(&job->left, x, 0, job->width, sx, room.x);
+            FN(convert)(&job->right, y, 0, job->width, sy, room.y);
+            FN(careful)(job, room.x, room.y, room.doubles, out, &flags);
+        }
+        job->flags[r] = flags;
+    }
+    FN(release)(&room);
+    return 0;
+}
+#undef FN

@@ -1,4 +1,4 @@
-"""The target answers the prompts itself, greedily, and its states are kept: `python -m pairs.smol.answers --count 1000`.
+"""The target answers the prompts itself, greedily, and its states are kept: `python -m pairs.smol.answers --count 2400`.
 
 One JSON line per conversation (see `Talk`) beside one file of raw bf16 states; both lie in the cache and are taken
 up again where they ended. On a busy machine two processes of one thread (`--part 0/2`, `--part 1/2`) are faster than
@@ -22,11 +22,11 @@ import numpy.typing as npt
 
 from drafttrace.tracer.errors import DrafttraceError
 from pairs.smol.fetch import cache_root, target_dir
-from pairs.smol.prompts import held_out_prompts, messages, training_prompts
+from pairs.smol.prompts import MOST, held_out_prompts, messages, training_prompts
 
 MAX_ANSWER = 128
 END_ID = 2
-TALKS = 1000
+TALKS = 2400
 BATCH = 64
 LAYERS = 30
 HIDDEN = 576
@@ -73,7 +73,7 @@ def read_answers(path: Path) -> list[Talk]:
 def training_answers() -> list[Talk]:
     """Every answer that any part has written, each prompt once, in the order of the training prompts."""
     found = {t.prompt: t for path in sorted(work_dir().glob("answers-*-of-*.jsonl")) for t in read_answers(path)}
-    order = {prompt: i for i, prompt in enumerate(training_prompts(2 * len(found) + 1))}
+    order = {prompt: i for i, prompt in enumerate(training_prompts(min(2 * len(found) + 1, MOST)))}
     return sorted(found.values(), key=lambda talk: (order.get(talk.prompt, len(order)), talk.prompt))
 
 

@@ -160,6 +160,7 @@ FAMILIES: dict[str, tuple[Family, float]] = {
     "travel": (_travel, 0.8),
 }
 HELD_OUT = 160
+MOST = 5000  # distinct prompts that the word lists give for sure
 SEED = 20
 
 

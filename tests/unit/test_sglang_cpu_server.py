@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -142,6 +143,32 @@ def test_a_server_that_ignores_the_polite_signal_is_killed(make_server: Callable
         os.kill(pid, signal.SIGTERM)
         assert server.is_running
     assert is_gone(pid)
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_the_server_does_not_outlive_a_process_that_was_killed(how: signal.Signals, tmp_path: Path) -> None:
+    owner = """
+import sys, time
+from pathlib import Path
+from sglang_cpu import CpuServer
+server = CpuServer([], Path(sys.argv[1]), launcher=[sys.executable, "-c", sys.argv[2]])
+server.start()
+print(server.pid, flush=True)
+time.sleep(600)
+"""
+    command = [sys.executable, "-c", owner, str(tmp_path / "s.log"), FAKE]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    server = int(process.stdout.readline())
+    process.send_signal(how)
+    process.wait()
+    child = int((tmp_path / "s.log").read_text().split("child ")[1].split()[0])
+    try:
+        assert is_gone(server)
+    finally:
+        for pid in (child, server):
+            if Path(f"/proc/{pid}").exists():
+                os.kill(pid, signal.SIGKILL)
 
 
 def test_an_error_of_the_server_is_told_in_its_words(make_server: Callable[..., CpuServer]) -> None:

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -18,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from sglang_cpu import with_parent
 from sglang_cpu.arguments import cpu_env
 
 _LOG_TAIL_LINES = 60
@@ -40,7 +42,8 @@ class CpuServer:
     and to ``cpu_env()``. ``launcher`` is the command that takes the arguments, by default
     ``python -m sglang.launch_server``. The log is overwritten.
 
-    Only the process that it started, and the process group that it made for it, are ever signalled.
+    Only the process that it started, and the process group that it made for it, are ever signalled. If this process
+    ends without ``stop()`` (it was killed), the server is sent SIGTERM by the kernel.
     """
 
     def __init__(
@@ -99,7 +102,7 @@ class CpuServer:
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         with self.log_path.open("wb") as log:
             self._process = subprocess.Popen(
-                self.command,
+                [*_with_parent(), *self.command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -219,6 +222,13 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def _with_parent() -> list[str]:
+    """What stands before the command so that it ends with this process; nothing in a thread, with which it would end."""
+    if threading.current_thread() is not threading.main_thread():
+        return []
+    return [sys.executable, "-S", with_parent.__file__, str(os.getpid())]
 
 
 def _tensor_parallel_size(args: Sequence[str]) -> int:

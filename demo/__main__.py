@@ -6,21 +6,25 @@ import argparse
 import sys
 from pathlib import Path
 
-from demo.pairs import NAMES, demo_pair
+from demo.pairs import PAIRS
 from demo.story import StoryFailed, say, tell
+from drafttrace.tracer.errors import DrafttraceError
 
 
 def main() -> int:
     """0 when the story holds: named, remedied, matching, and at least 1.5 times the accept length."""
     parser = argparse.ArgumentParser(prog="demo", description=__doc__)
-    parser.add_argument("--pair", choices=NAMES, default=NAMES[0])
+    parser.add_argument("--pair", choices=PAIRS, default=next(iter(PAIRS)))
     parser.add_argument("--out", type=Path, default=Path("demo-output"))
     options = parser.parse_args()
     try:
-        summary = tell(demo_pair(options.pair), options.out)
+        summary = tell(PAIRS[options.pair], options.out)
     except StoryFailed as failure:
         print(f"demo: {failure}", file=sys.stderr)
         return 1
+    except DrafttraceError as error:  # the real model cannot be had here
+        print(f"demo: {error}", file=sys.stderr)
+        return 2
     say(
         f"\n== accept length before {summary.accept_length_before:.2f}, after {summary.accept_length_after:.2f} "
         f"({summary.ratio:.2f} times), on the same {summary.prompts} prompts"

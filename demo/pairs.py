@@ -34,16 +34,34 @@ def _tiny_prompts(count: int) -> list[str]:
     return held_out_prompts(count)
 
 
-def demo_pair(name: str) -> DemoPair:
-    """The pair of that name. Raises KeyError for one that has no demo."""
-    tiny_kimi = DemoPair(
-        name="tiny-kimi",
-        target=_committed("tiny-kimi"),
-        draft=ROOT / "pairs/tiny-kimi/draft",
-        dump=ROOT / "pairs/tiny-kimi/dump/data_0.pt",
-        prompts=_tiny_prompts,
+def _smol_target() -> Path:
+    from pairs.smol.fetch import target_dir
+
+    return target_dir()
+
+
+def _smol_prompts(count: int) -> list[str]:
+    from pairs.smol.prompts import held_out_texts
+
+    return held_out_texts(count)
+
+
+PAIRS = {
+    pair.name: pair
+    for pair in (
+        DemoPair(
+            name="tiny-kimi",
+            target=_committed("tiny-kimi"),
+            draft=ROOT / "pairs/tiny-kimi/draft",
+            dump=ROOT / "pairs/tiny-kimi/dump/data_0.pt",
+            prompts=_tiny_prompts,
+        ),
+        DemoPair(
+            name="smol",
+            target=_smol_target,
+            draft=ROOT / "pairs/smol/draft",
+            dump=ROOT / "pairs/smol/dump/data_0.pt",
+            prompts=_smol_prompts,
+        ),
     )
-    return {"tiny-kimi": tiny_kimi}[name]
-
-
-NAMES = ("tiny-kimi",)
+}

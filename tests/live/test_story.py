@@ -3,49 +3,21 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sglang_cpu import cpu_args
+from typed import compared, drafttrace, faults, recorded
 
 from pairs.accept_length import rewired
 
 STEPS = 5
 
 
-def drafttrace(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "drafttrace.tracer.cli", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-
-
 def args_of(pair: Any, draft: Path | None = None, algorithm: str = "EAGLE3") -> list[str]:
     return cpu_args(pair.target, draft or pair.draft, steps=STEPS, num_draft_tokens=STEPS + 1, algorithm=algorithm)
-
-
-def recorded(url: str, dump: str | Path, out: Path) -> Path:
-    done = drafttrace("record", "--url", url, "--from-dump", dump, "-o", out, "--max-new-tokens", "24")
-    assert done.returncode == 0, done.stderr
-    return out
-
-
-def compared(trace: Path, dump: str | Path, *more: str | Path) -> tuple[dict[str, Any], int]:
-    done = drafttrace("diff", trace, dump, "--json", "-", *more)
-    assert done.returncode in (0, 1), done.stderr
-    result: dict[str, Any] = json.loads(done.stdout)
-    assert result["exit_code"] == done.returncode
-    return result, done.returncode
-
-
-def faults(result: Mapping[str, Any]) -> list[str]:
-    return [finding["id"] for finding in result["findings"] if finding["severity"] == "fault"]
 
 
 @pytest.fixture

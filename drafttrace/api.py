@@ -139,15 +139,9 @@ def load(path: PathLike, *, thresholds: Mapping[str, float] | None = None) -> Re
     Raises UnreadableFile for a damaged file, UnknownFormat for what is no result.
     """
     from drafttrace.compare.judge import rejudge
-    from drafttrace.compare.result import load_result
+    from drafttrace.tracer.commands.report import read_result
 
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise DrafttraceError(f"The result '{path}' is not UTF-8 text; give what 'diff --json' wrote.") from None
-    except OSError as error:
-        raise DrafttraceError(f"The result '{path}' cannot be read ({error.strerror}); check the name.") from None
-    result = load_result(text)
+    result = read_result(Path(path))
     return result if not thresholds else rejudge(result, result.thresholds.replaced(_settings(thresholds)))
 
 

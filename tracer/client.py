@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from drafttrace.tracer.errors import ServerProblem
+from drafttrace.tracer.log import say
 
 Progress = Callable[[int, int | None], None]
 
@@ -260,6 +261,7 @@ class Client:
         if self._api_key:
             headers["Authorization"] = f"Bearer {self._api_key}"
         request = urllib.request.Request(self.url + path, data=data, headers=headers, method=method)
+        say("%s %s%s, %d bytes", method, self.url, path, len(data or b""))
         try:
             return _opener(self.url).open(request, timeout=timeout)
         except urllib.error.HTTPError as error:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from drafttrace.tracer.errors import DrafttraceError
+from drafttrace.tracer.served_paths import served_path
 
 if TYPE_CHECKING:
     from drafttrace.tracer.capture import Capture
@@ -19,7 +20,7 @@ def tokenizer_folder(explicit: Path | None, *captures: Capture | None) -> Path |
             raise DrafttraceError(f"The tokenizer '{explicit}' holds no tokenizer.json; give the target's folder.")
         return explicit
     for capture in captures:
-        path = _target_path(capture.about) if capture is not None else None
+        path = served_path(capture, "tokenizer") if capture is not None else None
         if path is not None and (Path(path) / "tokenizer.json").is_file():
             return Path(path)
     return None
@@ -32,11 +33,3 @@ def decoder(folder: Path | None) -> Callable[[int], str] | None:
     from drafttrace.tracer.tokenizer import load_decoder
 
     return load_decoder(folder)
-
-
-def _target_path(about: Mapping[str, Any]) -> str | None:
-    arguments = about.get("server_args")
-    if not isinstance(arguments, Mapping):
-        return None
-    path = arguments.get("tokenizer_path") or arguments.get("model_path")
-    return path if isinstance(path, str) else None

@@ -6,10 +6,12 @@ import dataclasses
 import os
 from pathlib import Path
 
+from drafttrace.tracer.boundary import wiring_name
 from drafttrace.tracer.capture import Capture
 from drafttrace.tracer.dumps.folder import Collection, open_collection
 from drafttrace.tracer.dumps.registry import FieldMap, Request
 from drafttrace.tracer.errors import DrafttraceError, UnreadableFile
+from drafttrace.tracer.log import say
 
 
 def open_capture(
@@ -30,7 +32,7 @@ def open_capture(
 
     Raises UnreadableFile, UnknownFormat, or DrafttraceError where a sample must be chosen.
     """
-    return _open(spec, format, sample, mapping, like, request, first=False)[0]
+    return _told(_open(spec, format, sample, mapping, like, request, first=False)[0])
 
 
 def open_numbered(
@@ -45,7 +47,21 @@ def open_numbered(
 
     Arguments and errors as :func:`open_capture`.
     """
-    return _open(spec, format, sample, mapping, None, request, first=True)
+    capture, count = _open(spec, format, sample, mapping, None, request, first=True)
+    return _told(capture), count
+
+
+def _told(capture: Capture) -> Capture:
+    say(
+        "%s: %s (%s), %d tokens, %d rows, slots %s",
+        capture.path,
+        capture.format,
+        capture.recognised_by,
+        len(capture.tokens),
+        len(capture.table),
+        wiring_name(capture.wiring),
+    )
+    return capture
 
 
 def _open(

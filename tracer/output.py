@@ -64,6 +64,13 @@ def dump_json(value: Mapping[str, Any]) -> str:
     return json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
 
 
+def write_json(text: str) -> None:
+    """JSON on standard output, always in UTF-8: its reader is a program, whatever the terminal can show."""
+    sys.stdout.flush()
+    sys.stdout.buffer.write(text.encode("utf-8"))
+    sys.stdout.buffer.flush()
+
+
 def emit(
     target: str | None, value: Callable[[], Mapping[str, Any]], human: Callable[[], None], *, quiet: bool = False
 ) -> None:
@@ -73,7 +80,7 @@ def emit(
     both.
     """
     if target == "-":
-        sys.stdout.write(dump_json(value()))
+        write_json(dump_json(value()))
         return
     if target is not None:
         write_text(Path(target), dump_json(value()))

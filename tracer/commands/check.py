@@ -11,12 +11,20 @@ import typer
 from drafttrace.tracer import output
 from drafttrace.tracer.boundary import parse_wiring
 from drafttrace.tracer.client import Client
+from drafttrace.tracer.commands.common import CAUSE, Quiet, Verbose, examples
 from drafttrace.tracer.errors import DrafttraceError
 
 
 def check(
-    target: Annotated[Path, typer.Option("--target", help="Folder of the target.", show_default=False)],
-    draft: Annotated[Path, typer.Option("--draft", help="Folder of the draft.", show_default=False)],
+    target: Annotated[
+        Path | None, typer.Option("--target", help="Folder of the target (default: the trace's).")
+    ] = None,
+    draft: Annotated[
+        Path | None, typer.Option("--draft", help="Folder of the draft (default: the trace's).")
+    ] = None,
+    trace: Annotated[
+        str | None, typer.Option("--trace", help="A trace: the target and draft that it was served with.")
+    ] = None,
     dump: Annotated[
         str | None,
         typer.Option("--dump", metavar="FILE[#i]", help="A training dump: its wiring is the one wanted."),
@@ -43,17 +51,21 @@ def check(
     force: Annotated[bool, typer.Option("--force", help="Replace an existing OUT.")] = False,
     markdown: Annotated[Path | None, typer.Option("--md", help="A report to paste into an issue.")] = None,
     json_out: Annotated[str | None, typer.Option("--json", metavar="FILE|-", help="The machine form.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
     """Tell what trainer, vLLM and SGLang make of a draft's config, and what is wrong with its weights.
 
-    drafttrace check --target ./target --draft ./draft --dump data_0.pt --fix ./draft-fixed
+    Exit code: 0 nothing wrong, 1 a fault was found, 2 the folders cannot be read.
     """
     from drafttrace.compare.audit import render
     from drafttrace.compare.audit.check import check as audit
     from drafttrace.compare.audit.fix import fix
     from drafttrace.tracer.open import open_capture
+    from drafttrace.tracer.served_paths import folder_of
 
+    served = [open_capture(trace)] if trace is not None else []
+    target, draft = folder_of(target, served, "target"), folder_of(draft, served, "draft")
     health: Mapping[str, Any] | None = Client(url, api_key=api_key).health().raw if url is not None else None
     found = audit(
         target,
@@ -86,4 +98,21 @@ def _wiring(text: str | None) -> tuple[int, ...] | None:
 
 def add_to(app: typer.Typer) -> None:
     """Register the command."""
-    app.command(rich_help_panel="Find the cause")(check)
+    app.command(
+        rich_help_panel=CAUSE,
+        epilog=examples(
+            (
+                "drafttrace check --target ./target --draft ./draft",
+                "no server, no tensors: config and weights alone",
+            ),
+            (
+                "drafttrace check --target ./target --draft ./draft --dump data_0.pt --fix ./draft-fixed",
+                "write the config that gives what training used",
+            ),
+            ("drafttrace check --trace trace.h5 --dump data_0.pt", "the folders that a trace was served with"),
+            (
+                "drafttrace check --target ./target --draft ./draft --sglang-version 0.5.12",
+                "what another release would make of it",
+            ),
+        ),
+    )(check)

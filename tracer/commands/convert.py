@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from drafttrace.tracer import output
+from drafttrace.tracer.commands.common import TRAINING, Quiet, Verbose, examples
 from drafttrace.tracer.commands.reading import HiddenSize, LayerIds, request_of
 
 
@@ -51,11 +52,10 @@ def convert(
     hidden_size: HiddenSize = None,
     layer_ids: LayerIds = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing OUT.")] = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
-    """Write a trace or dump in another layout; what that cannot hold is refused, not dropped.
-
-    drafttrace convert trace.h5 out.safetensors --to safetensors
-    """
+    """Write a trace or dump in another layout; what that cannot hold is refused, not dropped."""
     from drafttrace.tracer.convert import convert as write
 
     written = write(
@@ -70,6 +70,8 @@ def convert(
         target=target,
         force=force,
     )
+    if quiet:
+        return
     console = output.console()
     for path in written.paths:
         console.print(str(path), markup=False)
@@ -79,4 +81,10 @@ def convert(
 
 def add_to(app: typer.Typer) -> None:
     """Register the command."""
-    app.command(rich_help_panel="Training side")(convert)
+    app.command(
+        rich_help_panel=TRAINING,
+        epilog=examples(
+            ("drafttrace convert trace.h5 out.safetensors --to safetensors", "tensors that any tool opens"),
+            ("drafttrace convert data_0.pt out.h5 --to trace", "a dump as a trace file"),
+        ),
+    )(convert)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from drafttrace.tracer import output
+from drafttrace.tracer.commands.common import CAUSE, Quiet, Verbose, examples
 from drafttrace.tracer.commands.reading import (
     HiddenSize,
     LastName,
@@ -86,7 +87,7 @@ def diff(
     ],
     reference: Annotated[
         str | None,
-        typer.Argument(metavar="[REFERENCE]", help="What LEFT should equal. Without it: checks inside one trace."),
+        typer.Argument(metavar="REFERENCE", help="What LEFT should equal. Without it: checks inside one trace."),
     ] = None,
     json_out: Annotated[
         str | None, typer.Option("--json", metavar="FILE|-", help="The result, machine form.")
@@ -113,11 +114,10 @@ def diff(
     slots: SlotNames = None,
     tokens: TokensName = None,
     last: LastName = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
     """Compare what the server computed with what training stored, and name the cause.
-
-      drafttrace diff trace.h5 data_0.pt --md report.md
 
     Exit code: 0 match, 1 mismatch, 2 nothing could be compared.
     """
@@ -139,4 +139,16 @@ def diff(
 
 def add_to(app: typer.Typer) -> None:
     """Register the command."""
-    app.command(rich_help_panel="Find the cause")(diff)
+    app.command(
+        rich_help_panel=CAUSE,
+        epilog=examples(
+            ("drafttrace diff trace.h5 data_0.pt", "what is wrong, and the line that fixes it"),
+            ("drafttrace diff trace.h5 data_0.pt --md report.md --html report.html", "the same, to share"),
+            ("drafttrace diff trace.h5", "no dump: checks inside one trace"),
+            ("drafttrace diff trace.h5 data_0.pt --noise again_1.h5 again_2.h5", "judge by a measured noise floor"),
+            (
+                "drafttrace diff trace.h5 data_0.pt --json - --quiet",
+                "for a script: the result, and exit code 0, 1 or 2",
+            ),
+        ),
+    )(diff)

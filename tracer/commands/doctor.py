@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from drafttrace.tracer import output
+from drafttrace.tracer.commands.common import START, Json, Quiet, Verbose, examples
 
 if TYPE_CHECKING:
     from drafttrace.hooks.doctor import Diagnosis
@@ -31,7 +32,9 @@ def _show(found: Diagnosis) -> None:
 
 
 def doctor(
-    json_out: Annotated[str | None, typer.Option("--json", metavar="FILE|-", help="The machine form.")] = None,
+    json_out: Json = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
     """Print the environment, and tell whether every hook applies to the installed SGLang.
 
@@ -40,10 +43,16 @@ def doctor(
     from drafttrace.hooks.doctor import examine
 
     found = examine()
-    output.emit(json_out, found.to_json, lambda: _show(found))
+    output.emit(json_out, found.to_json, lambda: _show(found), quiet=quiet)
     raise typer.Exit(0 if found.problem is None else 1)
 
 
 def add_to(app: typer.Typer) -> None:
     """Register the command."""
-    app.command(rich_help_panel="On the server")(doctor)
+    app.command(
+        rich_help_panel=START,
+        epilog=examples(
+            ("drafttrace doctor", "does the recorder work with the SGLang that is installed here"),
+            ("drafttrace doctor --json doctor.json", "the block of versions, for a bug report"),
+        ),
+    )(doctor)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from drafttrace.tracer import output
+from drafttrace.tracer.commands.common import CAUSE, Json, Quiet, Verbose, examples
 from drafttrace.tracer.commands.reading import (
     HiddenSize,
     LastName,
@@ -37,12 +38,11 @@ def inspect(
     slots: SlotNames = None,
     tokens: TokensName = None,
     last: LastName = None,
-    json_out: Annotated[str | None, typer.Option("--json", metavar="FILE|-", help="The machine form.")] = None,
+    json_out: Json = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
-    """Tell what a trace or dump holds: format, tokens, slots, norms, and what each slot probably is.
-
-    drafttrace inspect data_0.pt --target ./target
-    """
+    """Tell what a trace or dump holds: format, tokens, slots, norms, and what each slot probably is."""
     from drafttrace.tracer.inspect_render import render
     from drafttrace.tracer.inspecting import inspect_capture
 
@@ -55,9 +55,16 @@ def inspect(
         mapping=mapping_of(slots, tokens, last),
         request=request_of(hidden_size, layer_ids),
     )
-    output.emit(json_out, found.to_json, lambda: render(found, output.console()))
+    output.emit(json_out, found.to_json, lambda: render(found, output.console()), quiet=quiet)
 
 
 def add_to(app: typer.Typer) -> None:
     """Register the command."""
-    app.command(rich_help_panel="Find the cause")(inspect)
+    app.command(
+        rich_help_panel=CAUSE,
+        epilog=examples(
+            ("drafttrace inspect data_0.pt", "which format, which slots, which norms"),
+            ("drafttrace inspect data_0.pt --target ./target", "check by value: embedding, norms, next-token loss"),
+            ("drafttrace inspect trace.h5 --json -", "the same for a program"),
+        ),
+    )(inspect)

@@ -14,6 +14,7 @@ import typer
 
 from drafttrace.tracer import output
 from drafttrace.tracer.client import Client, Generated, Health, Prompt, Sampling, move_into_place
+from drafttrace.tracer.commands.common import LIVE, Quiet, Verbose, examples
 from drafttrace.tracer.errors import DrafttraceError, OutputExists, ServerProblem
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class Recorded:
 
 def read_ids(path: Path) -> tuple[int, ...]:
     """Token ids from a JSON list or from numbers separated by white space or commas."""
-    text = _read_text(path, "input ids")
+    text = read_text(path, "input ids")
     try:
         values = json.loads(text) if text.lstrip().startswith("[") else text.replace(",", " ").split()
         ids = tuple(int(value) for value in values)
@@ -67,7 +68,7 @@ def read_ids(path: Path) -> tuple[int, ...]:
 def read_messages(path: Path) -> tuple[Mapping[str, Any], ...]:
     """Chat messages ``[{"role": ..., "content": ...}, ...]``, alone or under the key ``messages``."""
     try:
-        value = json.loads(_read_text(path, "messages"))
+        value = json.loads(read_text(path, "messages"))
     except ValueError as error:
         raise DrafttraceError(f"The file '{path}' is no JSON ({error}); write a list of chat messages.") from None
     if isinstance(value, dict):
@@ -79,7 +80,8 @@ def read_messages(path: Path) -> tuple[Mapping[str, Any], ...]:
     return tuple(value)
 
 
-def _read_text(path: Path, what: str) -> str:
+def read_text(path: Path, what: str) -> str:
+    """The text of a file that an option names. Raises DrafttraceError where it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
@@ -127,6 +129,11 @@ def prompt_of_dump(spec: str, *, whole: bool = False) -> Prompt:
     return Prompt(input_ids=ids)
 
 
+def new_corner() -> str:
+    """A part of the prefix cache that no request has used."""
+    return f"drafttrace-{secrets.token_hex(8)}"
+
+
 def check_prompt(prompt: Prompt, sampling: Sampling, health: Health) -> None:
     """Raise DrafttraceError for what the server would refuse or silently cut."""
     if prompt.messages is not None:
@@ -166,8 +173,12 @@ def record_one(
     keep_on_server: bool = False,
     timeout: float = 600.0,
     quiet: bool = False,
+    corner: str | None = None,
 ) -> Recorded:
-    """Record one request into ``out``. Nothing is sent before the output is known to be writable."""
+    """Record one request into ``out``. Nothing is sent before the output is known to be writable.
+
+    corner: the request's own part of the prefix cache (default: a new one, so that nothing of it is cached).
+    """
     output.check_writable(out, force=force, what="trace")
     health = client.health()
     if health.hooks_missing:
@@ -180,7 +191,7 @@ def record_one(
     try:
         with output.status("the server generates", quiet=quiet):
             generated = client.generate(
-                prompt, sampling, rid=rid, extra_key=f"drafttrace-{secrets.token_hex(8)}", timeout=timeout
+                prompt, sampling, rid=rid, extra_key=corner or new_corner(), timeout=timeout
             )
     except ServerProblem:
         with contextlib.suppress(ServerProblem):  # the first error is the one to tell
@@ -249,7 +260,7 @@ def _show(recorded: Recorded, reference: str | None) -> None:
 
 
 def record(
-    out: Annotated[Path, typer.Option("-o", "--output", help="The trace to write (HDF5).", show_default=False)],
+    out: Annotated[Path, typer.Option("-o", "--output", help="The trace to write (HDF5).")] = Path("trace.h5"),
     url: Annotated[str, typer.Option("--url", help="Address of the server.")] = "http://127.0.0.1:30000",
     prompt: Annotated[str | None, typer.Option("--prompt", help="Text, sent as it is.")] = None,
     prompt_file: Annotated[Path | None, typer.Option("--prompt-file", help="A file with the text.")] = None,
@@ -282,11 +293,10 @@ def record(
     force: Annotated[bool, typer.Option("--force", help="Replace an existing trace.")] = False,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the answer.")] = 600.0,
     json_out: Annotated[str | None, typer.Option("--json", metavar="FILE|-", help="The machine form.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
     """Record what the server computes for one request.
-
-      drafttrace record --url http://127.0.0.1:30000 --from-dump data_0.pt -o trace.h5
 
     Give exactly one of --prompt, --prompt-file, --messages, --input-ids, --from-dump.
     """
@@ -300,7 +310,7 @@ def record(
     if prompt is not None:
         source = Prompt(text=prompt)
     elif prompt_file is not None:
-        source = Prompt(text=_read_text(prompt_file, "prompt"))
+        source = Prompt(text=read_text(prompt_file, "prompt"))
     elif messages is not None:
         source = Prompt(messages=read_messages(messages))
     elif input_ids is not None:
@@ -326,4 +336,20 @@ def record(
 
 def add_to(app: typer.Typer) -> None:
     """Register the command."""
-    app.command(rich_help_panel="With a live server")(record)
+    app.command(
+        rich_help_panel=LIVE,
+        epilog=examples(
+            (
+                "drafttrace record --from-dump data_0.pt -o trace.h5",
+                "the prompt of a training sample",
+            ),
+            (
+                "drafttrace record --url http://gpu-box:30000 --prompt 'Tell me a story.' -o trace.h5",
+                "a server elsewhere",
+            ),
+            (
+                "drafttrace record --messages chat.json --max-new-tokens 256 -o trace.h5",
+                "through the chat template",
+            ),
+        ),
+    )(record)

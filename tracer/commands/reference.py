@@ -12,11 +12,12 @@ import typer
 
 from drafttrace.tracer import output
 from drafttrace.tracer.boundary import parse_wiring
+from drafttrace.tracer.commands.common import TRAINING, Quiet, Verbose, examples
 from drafttrace.tracer.commands.record import read_ids
 from drafttrace.tracer.errors import DrafttraceError
 
 if TYPE_CHECKING:
-    from drafttrace.tracer.capture import Ints
+    from drafttrace.tracer.capture import Capture, Ints
     from drafttrace.tracer.reference import Which
 
 
@@ -42,13 +43,12 @@ def _wiring(text: str, what: str) -> tuple[int, ...]:
         raise DrafttraceError(f"The {what} '{text}' cannot be read: {error}.") from None
 
 
-def _samples(sources: list[str], ids: Path | None, prompt: str | None, target: Path) -> list[Ints]:
+def _samples(captures: list[Capture], ids: Path | None, prompt: str | None, target: Path) -> list[Ints]:
     import numpy as np
 
-    from drafttrace.tracer.open import open_capture
     from drafttrace.tracer.reference import tokens_of
 
-    samples = [tokens_of(open_capture(source)) for source in sources]
+    samples = [tokens_of(capture) for capture in captures]
     if ids is not None:
         samples.append(np.array(read_ids(ids), np.int64))
     if prompt is not None:
@@ -73,7 +73,9 @@ def reference(
             "-o", "--output", help="The file to write (a folder for several samples).", show_default=False
         ),
     ],
-    target: Annotated[Path, typer.Option("--target", help="Folder of the target.", show_default=False)],
+    target: Annotated[
+        Path | None, typer.Option("--target", help="Folder of the target (default: the trace's).")
+    ] = None,
     sources: Annotated[
         list[str] | None,
         typer.Option("--from", metavar="TRACE", help="A trace or dump whose tokens are run. Repeatable."),
@@ -95,15 +97,20 @@ def reference(
     ] = None,
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Samples that run together.")] = 1,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing output.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
     """Run the target with transformers and store its boundaries, for people who kept no dump.
 
-    drafttrace reference --target ./target --from trace.h5 --wiring B0,B3,B31 -o reference.safetensors
+    The target is the one that the trace was served with, unless --target says otherwise.
     """
+    from drafttrace.tracer.open import open_capture
     from drafttrace.tracer.reference import make_reference
+    from drafttrace.tracer.served_paths import folder_of
 
-    samples = _samples(sources or [], input_ids, prompt, target)
+    captures = [open_capture(source) for source in sources or []]
+    target = folder_of(target, captures, "target")
+    samples = _samples(captures, input_ids, prompt, target)
     with _progress(quiet) as progress:
         paths = make_reference(
             target,
@@ -124,4 +131,16 @@ def reference(
 
 def add_to(app: typer.Typer) -> None:
     """Register the command."""
-    app.command(rich_help_panel="Training side")(reference)
+    app.command(
+        rich_help_panel=TRAINING,
+        epilog=examples(
+            (
+                "drafttrace reference --from trace.h5 --target ./target --wiring B0,B3,B31 -o reference.safetensors",
+                "what training would have stored for the same tokens",
+            ),
+            (
+                "drafttrace reference --from trace.h5 --target ./target -o all.safetensors",
+                "every boundary, with the canonical wiring",
+            ),
+        ),
+    )(reference)

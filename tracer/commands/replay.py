@@ -9,6 +9,7 @@ import typer
 
 from drafttrace.tracer import output
 from drafttrace.tracer.boundary import parse_wiring
+from drafttrace.tracer.commands.common import CAUSE, Quiet, Verbose, examples
 from drafttrace.tracer.errors import DrafttraceError
 
 if TYPE_CHECKING:
@@ -36,8 +37,12 @@ def _wirings(texts: list[str]) -> list[tuple[int, ...]]:
 
 def replay(
     capture: Annotated[str, typer.Argument(metavar="CAPTURE", help="A trace or dump (PATH or PATH#i).")],
-    draft: Annotated[Path, typer.Option("--draft", help="Folder of the draft.", show_default=False)],
-    target: Annotated[Path, typer.Option("--target", help="Folder of the target.", show_default=False)],
+    draft: Annotated[
+        Path | None, typer.Option("--draft", help="Folder of the draft (default: the trace's).")
+    ] = None,
+    target: Annotated[
+        Path | None, typer.Option("--target", help="Folder of the target (default: the trace's).")
+    ] = None,
     every: Annotated[bool, typer.Option("--all", help="All samples of CAPTURE, not one.")] = False,
     wiring: Annotated[
         list[str] | None,
@@ -61,21 +66,23 @@ def replay(
     ] = None,
     markdown: Annotated[Path | None, typer.Option("--md", help="A report to paste into an issue.")] = None,
     json_out: Annotated[str | None, typer.Option("--json", metavar="FILE|-", help="The machine form.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
     """Run the draft by itself: accuracy and accept length for every wiring, and where live and replay part.
 
-    drafttrace replay trace.h5 --draft ./draft --target ./target --search
+    Draft and target are those that the trace was served with, unless the options say otherwise.
     """
     from drafttrace.compare.replay import render
     from drafttrace.compare.replay.run import replay as run
+    from drafttrace.tracer.served_paths import folder_of
 
     captures = _captures(capture, every=every)
     with output.status("the draft runs", quiet=quiet):
         found = run(
             captures,
-            draft,
-            target,
+            folder_of(draft, captures, "draft"),
+            folder_of(target, captures, "target"),
             wirings=_wirings(wiring or []),
             search_wirings=search,
             switches=switches,
@@ -91,4 +98,14 @@ def replay(
 
 def add_to(app: typer.Typer) -> None:
     """Register the command."""
-    app.command(rich_help_panel="Find the cause")(replay)
+    app.command(
+        rich_help_panel=CAUSE,
+        epilog=examples(
+            (
+                "drafttrace replay trace.h5 --draft ./draft --target ./target",
+                "was the draft good, and is it as served",
+            ),
+            ("drafttrace replay trace.h5 --draft ./draft --target ./target --search", "rank every wiring by value"),
+            ("drafttrace replay data_0.pt --draft ./draft --target ./target --wiring B2,B30,B58", "try one wiring"),
+        ),
+    )(replay)

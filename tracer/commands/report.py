@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from drafttrace.tracer import output
+from drafttrace.tracer.commands.common import READ, Quiet, Verbose, examples
 from drafttrace.tracer.commands.diff import show, write_reports
 from drafttrace.tracer.errors import DrafttraceError
+
+if TYPE_CHECKING:
+    from drafttrace.compare.result import Result
+
+
+def read_result(file: Path) -> Result:
+    """A saved result. Raises DrafttraceError where the file cannot be read or is none."""
+    from drafttrace.compare.result import load_result
+
+    try:
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise DrafttraceError(f"The result '{file}' is not UTF-8 text; give what 'diff --json' wrote.") from None
+    except OSError as error:
+        raise DrafttraceError(f"The result '{file}' cannot be read ({error.strerror}); check the name.") from None
+    return load_result(text)
 
 
 def report(
@@ -22,23 +39,17 @@ def report(
     json_out: Annotated[
         str | None, typer.Option("--json", metavar="FILE|-", help="The result, machine form.")
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
     """Render a saved result again, without the tensors.
 
-    drafttrace report before.json --threshold match=0.02 --md report.md
+    Exit code: that of the result.
     """
-    from drafttrace.compare.judge import rejudge
-    from drafttrace.compare.result import load_result
-
-    try:
-        text = file.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise DrafttraceError(f"The result '{file}' is not UTF-8 text; give what 'diff --json' wrote.") from None
-    except OSError as error:
-        raise DrafttraceError(f"The result '{file}' cannot be read ({error.strerror}); check the name.") from None
-    result = load_result(text)
+    result = read_result(file)
     if threshold:
+        from drafttrace.compare.judge import rejudge
+
         result = rejudge(result, result.thresholds.replaced(threshold))
     write_reports(result, markdown=markdown, html=html)
     output.emit(json_out, result.to_json, lambda: show(result), quiet=quiet)
@@ -47,4 +58,10 @@ def report(
 
 def add_to(app: typer.Typer) -> None:
     """Register the command."""
-    app.command(rich_help_panel="Find the cause")(report)
+    app.command(
+        rich_help_panel=READ,
+        epilog=examples(
+            ("drafttrace report result.json", "print a saved result again"),
+            ("drafttrace report result.json --threshold match=0.02 --md report.md", "judge it by another bound"),
+        ),
+    )(report)

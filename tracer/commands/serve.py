@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from drafttrace.tracer.boundary import parse_wiring
+from drafttrace.tracer.commands.common import SERVER, Verbose, examples
 from drafttrace.tracer.errors import DrafttraceError, OutputExists, ServerProblem
 
 MIB = 1 << 20
@@ -95,14 +96,12 @@ def serve(
     all_ranks: Annotated[
         bool, typer.Option("--all-ranks", help="Write tensors of every rank, not only of rank 0.")
     ] = False,
+    verbose: Verbose = False,
 ) -> None:
     """Start an SGLang server with the plugin on.
 
-    Everything after [bold]--[/bold] goes to SGLang as it is:
-
-      drafttrace serve -- --model-path TARGET --speculative-algorithm EAGLE3 --speculative-draft-model-path DRAFT
-
-    Nothing is recorded until a client asks for it with [bold]drafttrace record[/bold].
+    Everything after [bold]--[/bold] goes to SGLang as it is. Nothing is recorded until a client asks for it with
+    [bold]drafttrace record[/bold].
     """
     if not context.args:
         raise DrafttraceError("There are no SGLang arguments; write them after '--', at least --model-path.")
@@ -129,5 +128,17 @@ def add_to(app: typer.Typer) -> None:
     """Register the command."""
     app.command(
         context_settings={"allow_extra_args": True, "ignore_unknown_options": False},
-        rich_help_panel="On the server",
+        rich_help_panel=SERVER,
+        epilog=examples(
+            (
+                "drafttrace serve -- --model-path TARGET --speculative-algorithm EAGLE3 "
+                "--speculative-draft-model-path DRAFT",
+                "your own arguments, with the recorder on",
+            ),
+            (
+                "drafttrace serve --wiring B0,B3,B31 -- --model-path TARGET --speculative-algorithm EAGLE3 "
+                "--speculative-draft-model-path DRAFT",
+                "try a remedy without touching the draft's config",
+            ),
+        ),
     )(serve)

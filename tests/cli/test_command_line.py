@@ -1,0 +1,464 @@
+"""The command line as people meet it: help, examples, versions, terminals of every kind, completion, defaults."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+KIMI = ROOT / "traces/tiny-kimi"
+PAIR = ROOT / "pairs/tiny-kimi"
+DIFF = ("diff", KIMI / "as-trained.h5", KIMI / "dump/data_0.pt")
+COMMANDS = (
+    "demo",
+    "doctor",
+    "serve",
+    "record",
+    "watch",
+    "diff",
+    "inspect",
+    "check",
+    "replay",
+    "report",
+    "view",
+    "reference",
+    "convert",
+)
+TASKS = (
+    "Start here",
+    "On the server",
+    "With a live server",
+    "Find the cause",
+    "Read and share reports",
+    "Training side",
+)
+
+
+def run(*arguments: str | Path, env: dict[str, str] | None = None, **more: Any) -> subprocess.CompletedProcess[str]:
+    """The command line in an environment without NO_COLOR, COLUMNS and a locale of the test runner's."""
+    clean = {
+        k: v for k, v in os.environ.items() if not re.match(r"LC_|LANG|NO_COLOR|COLUMNS|FORCE_COLOR|BROWSER", k)
+    }
+    return subprocess.run(
+        [sys.executable, "-m", "drafttrace.tracer.cli", *map(str, arguments)],
+        capture_output=True,
+        encoding="utf-8",
+        timeout=240,
+        env={**clean, "OMP_NUM_THREADS": "1", **(env or {})},
+        **more,
+    )
+
+
+def words(text: str) -> str:
+    """Text without the frames and line breaks of help panels."""
+    return re.sub(r"\s+", " ", re.sub(r"[│╭╮╰╯─|+]", " ", text))
+
+
+# --- help and examples -------------------------------------------------------------------------------------------
+
+
+def test_help_has_a_panel_for_every_task_and_lists_every_command() -> None:
+    text = run("--help").stdout
+    places = [text.index(task) for task in TASKS]
+    assert places == sorted(places)
+    for command in COMMANDS:
+        assert re.search(rf"^│ {command} ", text, re.MULTILINE), command
+    listed = re.findall(r"^│ ([a-z]+) {2,}\S", text, re.MULTILINE)
+    assert sorted(listed) == sorted(COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_help_has_examples_that_are_of_this_command(command: str) -> None:
+    done = run(command, "--help")
+    assert done.returncode == 0
+    shown = words(done.stdout[done.stdout.index("Examples") :])
+    assert f"$ drafttrace {command}" in shown
+    assert shown.count("$ drafttrace ") == shown.count(f"$ drafttrace {command}") >= 1
+
+
+def example_commands() -> list[str]:
+    """Every example of every command, as it was written."""
+    from drafttrace.tracer.cli import app
+
+    texts = [info.epilog for info in app.registered_commands if isinstance(info.epilog, str)]
+    assert len(texts) == len(COMMANDS)
+    found = [line[2:].replace("\\[", "[") for text in texts for line in text.splitlines() if line.startswith("$ ")]
+    assert len(found) > 25
+    return found
+
+
+# What needs a live server is run by tests/live; `reference` and `doctor` need a good deal of time or SGLang.
+OFFLINE = [line for line in example_commands() if line.split()[1] not in {"serve", "record", "watch"}]
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Path:
+    """A folder with the files that the examples name."""
+    for name, source in {
+        "trace.h5": KIMI / "as-trained.h5",
+        "again_1.h5": KIMI / "fixed.h5",
+        "again_2.h5": KIMI / "fixed.h5",
+        "data_0.pt": KIMI / "dump/data_0.pt",
+        "data_config.json": KIMI / "dump/data_config.json",
+        "target": PAIR / "target",
+        "draft": PAIR / "draft",
+    }.items():
+        (tmp_path / name).symlink_to(source)
+    done = run("diff", "trace.h5", "data_0.pt", "--json", "result.json", "--quiet", cwd=tmp_path)
+    assert done.returncode == 1 and done.stdout == ""
+    return tmp_path
+
+
+@pytest.mark.parametrize("line", OFFLINE)
+def test_the_examples_of_the_help_run(line: str, desk: Path) -> None:
+    arguments = shlex.split(line)[1:]
+    if "--trace" in arguments:
+        pytest.skip("the recorded trace was served from another folder; see test_the_trace_names_target_and_draft")
+    if "/tmp/story" in arguments:
+        arguments[arguments.index("/tmp/story")] = str(desk / "story")
+    done = run(*arguments, cwd=desk)
+    assert done.returncode in (0, 1), (line, done.stdout, done.stderr)
+    assert "Traceback" not in done.stderr
+    if "--json -" in line:
+        json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_usage_lines_are_not_doubled_in_brackets(command: str) -> None:
+    usage = run(command, "--help").stdout
+    assert "[[" not in usage
+
+
+# --- version -----------------------------------------------------------------------------------------------------
+
+
+def test_version() -> None:
+    done = run("--version")
+    assert done.returncode == 0 and re.fullmatch(r"drafttrace \d+\.\d+\S*\n", done.stdout)
+
+
+@pytest.mark.parametrize("order", [("--version", "--verbose"), ("--verbose", "--version"), ("-v", "--version")])
+def test_version_verbose_is_the_block_for_bug_reports(order: tuple[str, ...]) -> None:
+    done = run(*order)
+    assert done.returncode == 0
+    names = [line.split()[0] for line in done.stdout.splitlines()]
+    assert names[:3] == ["python", "platform", "executable"]
+    assert {"drafttrace", "sglang", "torch", "transformers", "h5py", "numpy"} <= set(names)
+
+
+def test_nothing_is_a_usage_error_that_helps() -> None:
+    done = run()
+    assert done.returncode == 2 and "Find the cause" in done.stdout + done.stderr
+    alone = run("--verbose")
+    assert alone.returncode == 2 and "Find the cause" in alone.stdout
+
+
+# --- terminals ---------------------------------------------------------------------------------------------------
+
+
+def test_piped_output_has_no_escapes() -> None:
+    done = run(*DIFF)
+    assert done.returncode == 1 and "slot-shift" in done.stdout
+    assert "\x1b" not in done.stdout + done.stderr
+
+
+def in_terminal(columns: int, *arguments: str | Path, env: dict[str, str] | None = None) -> str:
+    """What the command prints on a real pseudo-terminal of that width."""
+    import fcntl
+    import pty
+    import struct
+    import termios
+
+    leader, follower = pty.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+    clean = {k: v for k, v in os.environ.items() if not re.match(r"LC_|LANG|NO_COLOR|COLUMNS|FORCE_COLOR", k)}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "drafttrace.tracer.cli", *map(str, arguments)],
+        stdout=follower,
+        stderr=follower,
+        stdin=subprocess.DEVNULL,
+        env={**clean, "TERM": "xterm-256color", "LANG": "C.UTF-8", **(env or {})},
+    )
+    os.close(follower)
+    chunks = []
+    while True:
+        try:
+            chunk = os.read(leader, 65536)
+        except OSError:  # the other side closed
+            break
+        if not chunk:
+            break
+        chunks.append(chunk)
+    process.wait(timeout=60)
+    os.close(leader)
+    return b"".join(chunks).decode()
+
+
+def test_a_terminal_gets_colours_and_no_color_takes_them_away() -> None:
+    assert "\x1b[1;31m" in in_terminal(120, *DIFF)
+    plain = in_terminal(120, *DIFF, env={"NO_COLOR": "1"})
+    assert not re.search(r"\x1b\[[0-9;]*3[0-9]", plain) and "slot-shift" in plain
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80])
+@pytest.mark.parametrize("what", ["diff", "inspect", "check", "help"])
+def test_narrow_terminals_are_not_overrun(columns: int, what: str) -> None:
+    arguments: dict[str, tuple[str | Path, ...]] = {
+        "diff": DIFF,
+        "inspect": ("inspect", KIMI / "as-trained.h5"),
+        "check": ("check", "--target", PAIR / "target", "--draft", PAIR / "draft"),
+        "help": ("diff", "--help"),
+    }
+    text = in_terminal(columns, *arguments[what], env={"NO_COLOR": "1"})
+    lines = [re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", line).rstrip("\r") for line in text.split("\n")]
+    assert max(len(line) for line in lines) <= columns
+    assert len(lines) > 10
+
+
+ASCII = [{"LANG": "C"}, {"LC_ALL": "C"}, {"LC_ALL": "POSIX", "LANG": "en_US.UTF-8"}, {"PYTHONIOENCODING": "ascii"}]
+
+
+@pytest.mark.parametrize("env", ASCII, ids=str)
+@pytest.mark.parametrize("what", ["diff", "inspect", "help", "check"])
+def test_ascii_terminals_get_ascii(env: dict[str, str], what: str) -> None:
+    arguments: dict[str, tuple[str | Path, ...]] = {
+        "diff": DIFF,
+        "inspect": ("inspect", KIMI / "as-trained.h5"),
+        "help": ("--help",),
+        "check": ("check", "--target", PAIR / "target", "--draft", PAIR / "draft"),
+    }
+    done = run(*arguments[what], env=env)
+    assert done.returncode in (0, 1), done.stderr
+    assert done.stdout.isascii() and done.stdout.strip()
+    if what == "diff":
+        assert "-> In the draft's config.json" in done.stdout
+
+
+def test_utf8_terminals_get_what_was_written() -> None:
+    for env in ({"LANG": "C.UTF-8"}, {"LANG": "en_US.UTF-8"}, {}):
+        assert "→ In the draft's config.json" in run(*DIFF, env=env).stdout
+
+
+def test_json_on_standard_output_is_utf8_whatever_the_terminal_knows(tmp_path: Path) -> None:
+    odd = tmp_path / "spur–größe→.h5"
+    shutil.copyfile(KIMI / "fixed.h5", odd)
+    for env in ({"LC_ALL": "C"}, {"LANG": "C.UTF-8"}):
+        done = run("diff", odd, KIMI / "dump/data_0.pt", "--json", "-", env=env)
+        assert json.loads(done.stdout)["left"]["path"] == str(odd)
+
+
+def test_an_error_about_an_odd_name_is_still_one_sentence(tmp_path: Path) -> None:
+    done = run("inspect", tmp_path / "größe→.h5", env={"LC_ALL": "C"})
+    assert done.returncode == 2 and "Traceback" not in done.stderr and done.stderr.isascii()
+    assert done.stderr.startswith("drafttrace: ")
+
+
+# --- quiet, verbose ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [DIFF, ("inspect", KIMI / "fixed.h5"), ("check", "--target", PAIR / "target", "--draft", PAIR / "draft")],
+    ids=lambda arguments: str(arguments[0]),
+)
+def test_quiet_prints_nothing_and_keeps_the_exit_code(arguments: tuple[str | Path, ...]) -> None:
+    loud, quiet = run(*arguments), run(*arguments, "--quiet")
+    assert loud.stdout and quiet.stdout == quiet.stderr == ""
+    assert loud.returncode == quiet.returncode
+
+
+def test_verbose_says_what_was_read_on_stderr() -> None:
+    done = run(*DIFF, "--verbose")
+    assert done.stdout == run(*DIFF).stdout
+    lines = [line for line in done.stderr.splitlines() if line.startswith("drafttrace:")]
+    assert len(lines) == 2 and "SPEC-V1" in done.stderr and "[B2, B30, B58]" in done.stderr
+
+
+def test_verbose_shows_where_an_error_arose(tmp_path: Path) -> None:
+    done = run("inspect", tmp_path / "none.h5", "-v")
+    assert done.returncode == 2 and "Traceback" in done.stderr
+    assert done.stderr.strip().splitlines()[-1].startswith("drafttrace: ")
+
+
+# --- completion --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts_are_there(shell: str) -> None:
+    done = run("--show-completion", shell)
+    if done.returncode != 0:  # typers that look for the parent shell take no argument
+        done = run("--show-completion", env={"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"})
+    assert done.returncode == 0, done.stderr
+    assert "_COMPLETE" in done.stdout
+
+
+def test_completion_completes_commands_and_options() -> None:
+    program = Path(sys.executable).with_name("drafttrace")
+
+    def complete(line: str, place: int) -> list[str]:
+        done = subprocess.run(
+            [program],
+            capture_output=True,
+            text=True,
+            env={
+                **os.environ,
+                "_DRAFTTRACE_COMPLETE": "complete_bash",
+                "COMP_WORDS": line,
+                "COMP_CWORD": str(place),
+            },
+        )
+        return done.stdout.split()
+
+    assert complete("drafttrace re", 1) == ["record", "replay", "report", "reference"]
+    assert "--layer-ids" in complete("drafttrace diff --l", 2)
+
+
+# --- defaults from the trace -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def served_here(tmp_path: Path) -> Path:
+    """A recorded trace as if it had been served from this checkout."""
+    import h5py
+
+    from drafttrace.tracer.trace import texts
+
+    trace = tmp_path / "trace.h5"
+    shutil.copyfile(KIMI / "fixed.h5", trace)
+    with h5py.File(trace, "r+") as file:
+        arguments = json.loads(texts.read_text(file["about/server_args"]))
+        arguments |= {
+            "model_path": str(PAIR / "target"),
+            "tokenizer_path": str(PAIR / "target"),
+            "speculative_draft_model_path": str(PAIR / "draft"),
+        }
+        del file["about/server_args"]
+        texts.write_text(file["about"], "server_args", json.dumps(arguments))
+    return trace
+
+
+def test_the_trace_names_target_and_draft(served_here: Path, tmp_path: Path) -> None:
+    checked = run("check", "--trace", served_here, "--dump", KIMI / "dump/data_0.pt", "--json", "-")
+    assert checked.returncode == 1, checked.stderr
+    assert json.loads(checked.stdout)["draft"] == str(PAIR / "draft")
+    replayed = run("replay", served_here, "--no-switches", "--steps", "2", "--json", "-")
+    assert replayed.returncode in (0, 1), replayed.stderr
+    assert json.loads(replayed.stdout)["target"] == str(PAIR / "target")
+    out = tmp_path / "reference.safetensors"
+    made = run("reference", "--from", served_here, "--wiring", "B0,B3,B31", "-o", out)
+    assert made.returncode == 0, made.stderr
+    matched = run("diff", served_here, out, "--json", "-")
+    assert matched.returncode == 0 and json.loads(matched.stdout)["verdict"] == "match"
+
+
+def test_a_trace_from_elsewhere_asks_for_the_folders(tmp_path: Path) -> None:
+    for command in (("replay", KIMI / "fixed.h5"), ("check", "--trace", KIMI / "fixed.h5")):
+        done = run(*command)
+        assert done.returncode == 2 and "is no folder on this machine" in done.stderr, done.stderr
+        assert re.search(r"--(draft|target)\.", done.stderr)
+    done = run("check")
+    assert done.returncode == 2 and "--target" in done.stderr and "Traceback" not in done.stderr
+
+
+# --- demo and view -----------------------------------------------------------------------------------------------
+
+
+def test_demo_tells_the_story_without_a_server(tmp_path: Path) -> None:
+    out = tmp_path / "story"
+    done = run("demo", "--out", out, "--json", tmp_path / "story.json")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.index("slot-shift") < done.stdout.index("After the printed line")
+    story = json.loads((tmp_path / "story.json").read_text())
+    assert story["before"]["verdict"] == "mismatch" and story["before"]["findings"][0] == "slot-shift"
+    assert story["after"]["verdict"] == "match" and "[0, 3, 31]" in story["before"]["remedy"]
+    assert story["after"]["accept_length"] > 2 * story["before"]["accept_length"]
+    for name in ("as-trained.h5", "fixed.h5", "dump/data_0.pt", "report.md", "report.html", "result.json"):
+        assert (out / name).stat().st_size > 1000
+    again = run("demo", "--out", out, "--quiet")
+    assert again.returncode == 0 and again.stdout == ""
+
+
+def test_the_commands_that_the_demo_prints_run(tmp_path: Path) -> None:
+    done = run("demo", cwd=tmp_path)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("$ drafttrace ")]
+    offline = [line for line in lines if line.split()[2] in {"diff", "view", "inspect"}]
+    assert len(lines) == 6 and len(offline) == 4
+    for line in offline:
+        again = run(*shlex.split(line)[2:], cwd=tmp_path)
+        assert again.returncode in (0, 1), (line, again.stderr)
+
+
+def test_demo_leaves_other_peoples_folders_alone(tmp_path: Path) -> None:
+    (tmp_path / "precious.txt").write_text("mine")
+    done = run("demo", "--out", tmp_path)
+    assert done.returncode == 2 and "--out" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["precious.txt"]
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> tuple[dict[str, str], Path]:
+    """The user's browser, as the variable BROWSER names one: a program that writes down what it was asked to open."""
+    seen = tmp_path / "opened"
+    program = tmp_path / "browser"
+    program.write_text(f'#!/bin/sh\nprintf "%s" "$1" > "{seen}"\n')
+    program.chmod(0o755)
+    return {"BROWSER": f"{program} %s"}, seen
+
+
+def test_view_opens_the_report_of_a_comparison(browser: tuple[dict[str, str], Path], tmp_path: Path) -> None:
+    env, seen = browser
+    page = tmp_path / "page.html"
+    done = run("view", KIMI / "as-trained.h5", KIMI / "dump/data_0.pt", "-o", page, env=env)
+    assert done.returncode == 0 and done.stdout.strip() == str(page) and done.stderr == ""
+    assert seen.read_text() == page.as_uri()
+    assert "slot-shift" in page.read_text()
+
+
+def test_view_opens_a_page_and_a_saved_result(browser: tuple[dict[str, str], Path], tmp_path: Path) -> None:
+    env, seen = browser
+    run(*DIFF, "--json", tmp_path / "r.json", "--html", tmp_path / "r.html", "--quiet")
+    assert run("view", tmp_path / "r.html", env=env).returncode == 0
+    assert seen.read_text() == (tmp_path / "r.html").as_uri()
+    done = run("view", tmp_path / "r.json", env=env)
+    page = Path(done.stdout.strip())
+    assert done.returncode == 0 and seen.read_text() == page.as_uri()
+    assert page.read_text() == (tmp_path / "r.html").read_text()
+    shutil.rmtree(page.parent)
+
+
+def test_view_prints_where_the_page_is_without_a_browser(tmp_path: Path) -> None:
+    env = {"DISPLAY": "", "WAYLAND_DISPLAY": ""}
+    done = run("view", KIMI / "fixed.h5", "-o", tmp_path / "p.html", env=env)
+    assert done.returncode == 0 and done.stdout.strip() == str(tmp_path / "p.html")
+    assert "no browser" in done.stderr
+    silent = run("view", tmp_path / "p.html", "--no-browser", env=env)
+    assert silent.returncode == 0 and silent.stderr == ""
+
+
+def test_view_refuses_what_makes_no_sense(tmp_path: Path) -> None:
+    (tmp_path / "p.html").write_text("<html>")
+    for arguments, word in (
+        (("view", tmp_path / "none.html"), "is not there"),
+        (("view", tmp_path / "p.html", KIMI / "fixed.h5"), "is a page already"),
+        (("view", tmp_path / "none.json"), "none.json"),
+    ):
+        done = run(*arguments)
+        assert done.returncode == 2 and word in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
+# --- the end of output -------------------------------------------------------------------------------------------
+
+
+def test_a_reader_that_leaves_early_gets_no_traceback() -> None:
+    line = f"{shlex.quote(sys.executable)} -m drafttrace.tracer.cli --help | head -1"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60)
+    assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr

@@ -1,0 +1,154 @@
+"""The canary: one prompt, again and again, held against its first trace. Plans only; nothing here sends or sleeps."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from drafttrace.tracer.errors import DrafttraceError
+
+if TYPE_CHECKING:
+    from drafttrace.compare.result import Result
+    from drafttrace.tracer.capture import Capture
+
+COLD, WARM = "cold", "warm"
+SCHEMA = "drafttrace.canary/1"
+PROMPT = (
+    "A river runs from the hills to the sea. In spring it is fast and cold, in summer it is slow and clear, and in "
+    "autumn it carries the leaves of every tree on its banks. Describe, step by step, what a small boat would meet on "
+    "its way from the spring to the harbour, and say for every step how long it takes."
+)
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+# Findings about the recording itself say nothing about the server's states.
+_OF_THE_TRACER = frozenset({"probe-silent", "rows-dropped", "trace-incomplete"})
+
+
+@dataclass(frozen=True)
+class Run:
+    """One request of the canary.
+
+    kind: cold (nothing of the prompt was cached) or warm (the request before it had left the prompt in the cache).
+    aux_drift: per slot the median relative L2 to the first trace. limit: the largest that still counts as equal.
+    accept_length / first_accept_length: tokens per round. drift: the ids of what is wrong, empty where nothing is.
+    problem: why the request could not be compared, else None. trace: the file that was kept, else None.
+    """
+
+    number: int
+    utc: str
+    kind: str
+    verdict: str
+    rows: int
+    aux_drift: tuple[float, ...]
+    limit: float | None
+    accept_length: float | None
+    first_accept_length: float | None
+    drift: tuple[str, ...] = ()
+    problem: str | None = None
+    trace: str | None = None
+
+    @property
+    def compared(self) -> bool:
+        """Whether the run says anything about the server."""
+        return self.problem is None
+
+    def to_json(self) -> dict[str, Any]:
+        """One line of the machine form, ``drafttrace.canary/1``."""
+        return {"schema": SCHEMA, **asdict(self), "aux_drift": list(self.aux_drift), "drift": list(self.drift)}
+
+    def line(self) -> str:
+        """One line for people."""
+        head = f"{self.utc}  run {self.number} {self.kind}"
+        if self.problem is not None:
+            return f"{head}: {self.problem}"
+        worst = max((value for value in self.aux_drift if math.isfinite(value)), default=math.nan)
+        what = f"DRIFT {', '.join(self.drift)}" if self.drift else "ok"
+        parts = [f"aux drift {_short(worst)} (limit {_short(self.limit)})"]
+        if self.accept_length is not None:
+            first = "" if self.first_accept_length is None else f" (first {self.first_accept_length:.2f})"
+            parts.append(f"accept length {self.accept_length:.2f}{first}")
+        parts.append(f"{self.rows} rows")
+        kept = f"; kept {self.trace}" if self.trace else ""
+        return f"{head}: {what}, {', '.join(parts)}{kept}"
+
+
+def _short(value: float | None) -> str:
+    return "-" if value is None or not math.isfinite(value) else f"{value:.2g}"
+
+
+def seconds_of(text: str) -> float:
+    """``90``, ``90s``, ``10m``, ``1h``, ``1d`` in seconds. Raises DrafttraceError for anything else, and for zero."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text.lower())
+    unit = _UNITS.get(match.group(2)) if match else None
+    if match is None or unit is None or float(match.group(1)) * unit <= 0:
+        raise DrafttraceError(f"The interval '{text}' cannot be read; write it like 30s, 10m or 1h.")
+    return float(match.group(1)) * unit
+
+
+def prompt_of(first: Capture) -> tuple[tuple[int, ...], int]:
+    """The token ids to send again, and how many new ones to ask for.
+
+    Raises DrafttraceError for a trace without its prompt: a redacted one, or one that is not complete.
+    """
+    length = first.prompt_length
+    if length is None or length < 1 or not first.complete:
+        raise DrafttraceError(
+            f"'{first.path}' is no complete trace of a request; record it with 'drafttrace record'."
+        )
+    ids = tuple(int(token) for token in first.tokens[:length])
+    if any(token < 0 for token in ids):
+        raise DrafttraceError(
+            f"'{first.path}' does not hold its prompt (it was redacted); record a new first trace."
+        )
+    return ids, max(1, len(first.tokens) - length)
+
+
+def judged(
+    number: int, utc: str, kind: str, result: Result, first_accept: float | None, most_drop: float, cold_ok: bool
+) -> Run:
+    """What one comparison with the first trace says.
+
+    first_accept: the first trace's accept length. most_drop: the part of it that may be lost. cold_ok: whether the cold
+    request just before a warm one was fine, so that a fault of the warm one is the cache's.
+    """
+    faults = [finding.id for finding in result.findings if finding.severity == "fault"]
+    drift = [name for name in faults if name not in _OF_THE_TRACER]
+    length = result.acceptance.observed
+    fell = length is not None and first_accept is not None and length < first_accept * (1 - most_drop)
+    if fell and not drift:
+        drift = ["cold-warm" if kind == WARM and cold_ok else "decay"]
+    elif result.verdict == "mismatch" and not drift and not faults:
+        drift = ["decay"]
+    problem = None
+    if result.verdict == "incomparable":
+        problem = f"could not compare: {result.summary}"
+    elif faults and not drift:
+        problem = f"the recording is not whole: {result.summary}"
+    limits = [slot.judged.noise_limit for slot in result.slots if math.isfinite(slot.judged.noise_limit)]
+    return Run(
+        number=number,
+        utc=utc,
+        kind=kind,
+        verdict=result.verdict,
+        rows=result.alignment.rows_compared,
+        aux_drift=tuple(slot.rel_l2.p50 for slot in result.slots),
+        limit=min(limits, default=None),
+        accept_length=length,
+        first_accept_length=first_accept,
+        drift=tuple(dict.fromkeys(drift)) if problem is None else (),
+        problem=problem,
+    )
+
+
+def failed(number: int, utc: str, kind: str, problem: str) -> Run:
+    """A run that gave nothing to compare."""
+    return Run(number, utc, kind, "incomparable", 0, (), None, None, None, problem=problem)
+
+
+def exit_code(runs: Sequence[Run]) -> int:
+    """1 where a run drifted, 2 where none could be compared, else 0."""
+    if any(run.drift for run in runs):
+        return 1
+    return 0 if any(run.compared for run in runs) else 2

@@ -1,0 +1,49 @@
+"""Options that every command has, and the examples below each command's help."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from drafttrace.tracer import log
+
+START = "Start here"
+SERVER = "On the server"
+LIVE = "With a live server"
+CAUSE = "Find the cause"
+READ = "Read and share reports"
+TRAINING = "Training side"
+PANELS = (START, SERVER, LIVE, CAUSE, READ, TRAINING)
+
+
+def _show_log(wanted: bool) -> bool:
+    if wanted:
+        log.show()
+    return wanted
+
+
+Verbose = Annotated[
+    bool,
+    typer.Option(
+        "--verbose",
+        "-v",
+        help="Say on stderr what is read and asked for; on an error, where in the code.",
+        callback=_show_log,
+        is_eager=True,
+    ),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
+Json = Annotated[str | None, typer.Option("--json", metavar="FILE|-", help="The machine form.")]
+
+
+def examples(*lines: Sequence[str]) -> str:
+    """The text below a command's help: pairs of a command and what it is for."""
+    # Older typers join the two lines of a pair: then it still reads as a command with a comment.
+    shown = "\n\n".join(f"$ {_plain(command)}\n   [dim]# {_plain(what)}[/dim]" for command, what in lines)
+    return f"[bold]Examples[/bold]\n\n{shown}"
+
+
+def _plain(text: str) -> str:
+    return text.replace("[", "\\[")

@@ -1,0 +1,296 @@
+"""``drafttrace watch``: one prompt again and again; says when the server is no longer what it was."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from drafttrace.tracer import canary, output
+from drafttrace.tracer.canary import COLD, WARM, Run
+from drafttrace.tracer.client import Client, Prompt, Sampling
+from drafttrace.tracer.commands.common import LIVE, Quiet, Verbose, examples
+from drafttrace.tracer.commands.record import new_corner, parse_taps, prompt_of_dump, read_ids, record_one
+from drafttrace.tracer.errors import DrafttraceError, OutputExists
+
+if TYPE_CHECKING:
+    from drafttrace.compare.thresholds import Thresholds
+    from drafttrace.tracer.capture import Capture
+
+FIRST = "first.h5"
+
+
+@dataclass(frozen=True)
+class Canary:
+    """What is repeated, where, and how it is judged. sampling: greedy, as many tokens as the first trace has."""
+
+    client: Client
+    folder: Path
+    first: Capture
+    first_accept: float | None
+    prompt: Prompt
+    sampling: Sampling
+    warm: bool
+    most_drop: float
+    thresholds: Thresholds
+    token: str | None
+    timeout: float
+    keep_all: bool
+
+    def run(self, number: int) -> Iterator[Run]:
+        """A cold request and, after it, a warm one; a request that fails is a run with a problem."""
+        corner = new_corner()
+        cold_ok = True
+        for kind in (COLD, WARM) if self.warm else (COLD,):
+            utc = now()
+            trace = self.folder / f"{utc.replace(':', '')}-{kind}.h5"
+            try:
+                run = self._one(number, utc, kind, trace, corner, cold_ok)
+            except DrafttraceError as error:
+                run = canary.failed(number, utc, kind, str(error))
+            if run.drift or (self.keep_all and trace.exists()):
+                run = replace(run, trace=str(trace))
+            else:
+                trace.unlink(missing_ok=True)
+            cold_ok = cold_ok and run.compared and not run.drift
+            yield run
+
+    def _one(self, number: int, utc: str, kind: str, trace: Path, corner: str, cold_ok: bool) -> Run:
+        from drafttrace.compare.diff import diff
+        from drafttrace.tracer.open import open_capture
+
+        record_one(
+            self.client,
+            self.prompt,
+            self.sampling,
+            trace,
+            taps=parse_taps("none", None),  # the first trace has the layer sweep
+            token=self.token,
+            force=True,
+            timeout=self.timeout,
+            quiet=True,
+            corner=corner,
+        )
+        result = diff(open_capture(str(trace)), self.first, thresholds=self.thresholds)
+        return canary.judged(number, utc, kind, result, self.first_accept, self.most_drop, cold_ok)
+
+
+def now() -> str:
+    """The time in UTC, to the second."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def source_of(prompt: str | None, prompt_file: Path | None, ids: Path | None, dump: str | None) -> Prompt | None:
+    """The prompt that the options name; None where they name none."""
+    given = [value for value in (prompt, prompt_file, ids, dump) if value is not None]
+    if len(given) > 1:
+        raise DrafttraceError(
+            f"{len(given)} prompts were given; give one of --prompt, --prompt-file, --input-ids, --from-dump."
+        )
+    if prompt is not None:
+        return Prompt(text=prompt)
+    if prompt_file is not None:
+        from drafttrace.tracer.commands.record import read_text
+
+        return Prompt(text=read_text(prompt_file, "prompt"))
+    if ids is not None:
+        return Prompt(input_ids=read_ids(ids))
+    return None if dump is None else prompt_of_dump(dump)
+
+
+def repeat(canary_: Canary, every: float, count: int | None, told: Callable[[Run], None]) -> list[Run]:
+    """Run the canary ``count`` times (None: until Ctrl-C), ``every`` seconds; a late run is not made up for."""
+    runs: list[Run] = []
+    number = 0
+    try:
+        while count is None or number < count:
+            number += 1
+            began = time.monotonic()
+            for run in canary_.run(number):
+                runs.append(run)
+                told(run)
+            if count is None or number < count:
+                time.sleep(max(0.0, began + every - time.monotonic()))
+    except KeyboardInterrupt:
+        pass
+    return runs
+
+
+def watch(
+    first: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="FIRST", help="The first trace: its prompt is repeated (default: first.h5 in --dir)."
+        ),
+    ] = None,
+    url: Annotated[str, typer.Option("--url", help="Address of the server.")] = "http://127.0.0.1:30000",
+    every: Annotated[
+        str, typer.Option("--every", metavar="10m", help="Time from run to run: 30s, 10m, 1h.")
+    ] = "10m",
+    count: Annotated[int | None, typer.Option("--count", min=1, help="Stop after so many runs.")] = None,
+    prompt: Annotated[
+        str | None, typer.Option("--prompt", help="Where there is no first trace: the text to record it with.")
+    ] = None,
+    prompt_file: Annotated[Path | None, typer.Option("--prompt-file", help="The same, from a file.")] = None,
+    input_ids: Annotated[Path | None, typer.Option("--input-ids", help="The same, a file with token ids.")] = None,
+    from_dump: Annotated[
+        str | None,
+        typer.Option("--from-dump", metavar="FILE[#i]", help="The same, a training dump's own token ids."),
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of the first trace.")] = 64,
+    folder: Annotated[
+        Path, typer.Option("--dir", help="Where the first trace and those that drifted are kept.")
+    ] = Path("drafttrace-canary"),
+    warm: Annotated[
+        bool, typer.Option("--warm/--no-warm", help="After each cold request the same one with its prompt cached.")
+    ] = True,
+    accept_drop: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="The part of the first accept length that may be lost.")
+    ] = 0.25,
+    threshold: Annotated[
+        list[str] | None, typer.Option("--threshold", metavar="NAME=VALUE", help="Judge by this bound. Repeatable.")
+    ] = None,
+    metrics: Annotated[
+        str | None,
+        typer.Option("--metrics", metavar="[HOST:]PORT", help="Serve the last values at /metrics, for Prometheus."),
+    ] = None,
+    keep_all: Annotated[
+        bool, typer.Option("--keep-all", help="Keep every trace, not only those that drifted.")
+    ] = False,
+    token: Annotated[str | None, typer.Option(help="The token that 'serve --token' asks for.")] = None,
+    api_key: Annotated[str | None, typer.Option(envvar="SGLANG_API_KEY", help="The server's API key.")] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for an answer.")] = 600.0,
+    json_out: Annotated[
+        str | None, typer.Option("--json", metavar="FILE|-", help="Append one JSON object per run.")
+    ] = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Repeat one prompt, compare every answer with the first trace, and say when the server drifts.
+
+    One line per run: the slots' distance to the first trace and the accept length. A run drifts when the states differ
+    ([bold]decay[/bold]; [bold]cold-warm[/bold] where only the request with a cached prompt differs), or when the accept
+    length falls. Ctrl-C ends it.
+
+    Exit code: 0 nothing drifted, 1 something did, 2 no run could be compared.
+    """
+    from drafttrace.compare.thresholds import parse_thresholds
+
+    seconds, judged_by = canary.seconds_of(every), parse_thresholds(tuple(threshold or ()))
+    source = source_of(prompt, prompt_file, input_ids, from_dump)
+    client = Client(url, api_key=api_key)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputExists(
+            f"The folder '{folder}' cannot be made ({error.strerror}); give another --dir."
+        ) from None
+    place = first or folder / FIRST
+    known = place.exists()
+    if known and source is not None:
+        raise DrafttraceError(
+            f"'{place}' holds the prompt already; leave the prompt out, or give another FIRST or --dir."
+        )
+    if not known and first is not None and source is None:
+        raise DrafttraceError(f"The first trace '{first}' is not there; give a prompt to record it with.")
+    if not known:
+        chosen = source or Prompt(text=canary.PROMPT)
+        taps = parse_taps("auto", None)
+        new = Sampling(max_new_tokens=max_new_tokens)
+        record_one(client, chosen, new, place, taps=taps, token=token, timeout=timeout, quiet=quiet)
+    watched = _canary(client, folder, place, warm, accept_drop, judged_by, token, timeout, keep_all)
+    if not quiet and json_out != "-":
+        sizes = f"{len(watched.prompt.input_ids or ())} prompt tokens, {watched.sampling.max_new_tokens} new ones"
+        print(f"{now()}  first trace {place}{'' if known else ' (just recorded)'}, {sizes}", flush=True)
+    raise typer.Exit(canary.exit_code(_run_all(watched, seconds, count, metrics, json_out, quiet)))
+
+
+def _canary(
+    client: Client,
+    folder: Path,
+    place: Path,
+    warm: bool,
+    accept_drop: float,
+    judged_by: Thresholds,
+    token: str | None,
+    timeout: float,
+    keep_all: bool,
+) -> Canary:
+    from drafttrace.compare.assemble import acceptance_of
+    from drafttrace.tracer.open import open_capture
+
+    first = open_capture(str(place))
+    ids, new = canary.prompt_of(first)
+    return Canary(
+        client=client,
+        folder=folder,
+        first=first,
+        first_accept=acceptance_of(first, None).observed,
+        prompt=Prompt(input_ids=ids),
+        sampling=Sampling(max_new_tokens=new),
+        warm=warm,
+        most_drop=accept_drop,
+        thresholds=judged_by,
+        token=token,
+        timeout=timeout,
+        keep_all=keep_all,
+    )
+
+
+def _run_all(
+    watched: Canary, seconds: float, count: int | None, metrics: str | None, json_out: str | None, quiet: bool
+) -> list[Run]:
+    from drafttrace.tracer import prometheus
+
+    values = prometheus.Metrics()
+    server = prometheus.serve(values, metrics) if metrics is not None else None
+    if server is not None and not quiet and json_out != "-":
+        print(f"{now()}  metrics at http://{server.server_name}:{server.server_port}/metrics", flush=True)
+
+    def told(run: Run) -> None:
+        values.add(run)
+        if json_out == "-":
+            output.write_json(json.dumps(run.to_json()) + "\n")
+        elif json_out is not None:
+            _append(Path(json_out), json.dumps(run.to_json()) + "\n")
+        if json_out != "-" and (not quiet or run.drift):
+            print(run.line(), flush=True)
+
+    try:
+        return repeat(watched, seconds, count, told)
+    finally:
+        if server is not None:
+            server.shutdown()
+            server.server_close()
+
+
+def _append(path: Path, line: str) -> None:
+    try:
+        with path.open("a", encoding="utf-8") as stream:
+            stream.write(line)
+    except OSError as error:
+        raise OutputExists(
+            f"The output '{path}' cannot be written ({error.strerror}); give another --json."
+        ) from None
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the command."""
+    app.command(
+        rich_help_panel=LIVE,
+        epilog=examples(
+            (
+                "drafttrace watch --url http://127.0.0.1:30000 --every 10m",
+                "a canary; the first run is the yardstick",
+            ),
+            ("drafttrace watch trace.h5 --every 1h --json canary.jsonl", "repeat the prompt of a trace"),
+            ("drafttrace watch trace.h5 --every 10m --metrics 9464", "and let Prometheus ask"),
+            ("drafttrace watch trace.h5 --count 1", "once, for a health check: exit code 0, 1 or 2"),
+        ),
+    )(watch)

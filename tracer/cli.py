@@ -106,6 +106,17 @@ def main() -> None:
     except BrokenPipeError:  # the reader of our output (head, less) went away
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+    except Exception:
+        # Python would exit with 1, which promises that something was compared and found wrong.
+        import traceback
+
+        traceback.print_exc()
+        print(
+            "drafttrace: This is a bug in drafttrace; please report the lines above together with what "
+            "'drafttrace --version --verbose' prints.",
+            file=sys.stderr,
+        )
+        sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -331,18 +331,18 @@ def served_here(tmp_path: Path) -> Path:
     import h5py
 
     from drafttrace.tracer.trace import texts
+    from drafttrace.tracer.trace.reader import read_trace
 
     trace = tmp_path / "trace.h5"
     shutil.copyfile(KIMI / "fixed.h5", trace)
+    arguments = read_trace(trace).about["server_args"]
+    here = {
+        "model_path": str(PAIR / "target"),
+        "tokenizer_path": str(PAIR / "target"),
+        "speculative_draft_model_path": str(PAIR / "draft"),
+    }
     with h5py.File(trace, "r+") as file:
-        arguments = json.loads(texts.read_text(file["about/server_args"]))
-        arguments |= {
-            "model_path": str(PAIR / "target"),
-            "tokenizer_path": str(PAIR / "target"),
-            "speculative_draft_model_path": str(PAIR / "draft"),
-        }
-        del file["about/server_args"]
-        texts.write_text(file["about"], "server_args", json.dumps(arguments))
+        texts.replace_block(file, "server_args", arguments | here)
     return trace
 
 
@@ -462,3 +462,18 @@ def test_a_reader_that_leaves_early_gets_no_traceback() -> None:
     line = f"{shlex.quote(sys.executable)} -m drafttrace.tracer.cli --help | head -1"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60)
     assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
+
+
+def test_a_bug_of_ours_is_no_mismatch(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """An exception that nobody expected exits with 2: nothing was compared."""
+    from drafttrace.tracer import cli
+
+    def broken() -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(cli, "app", broken)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert "a bug" in said and "--version --verbose" in said

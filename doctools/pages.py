@@ -1,0 +1,495 @@
+"""Reference pages that the code itself writes: nothing in them can be out of date."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+NOTE = "<!-- Made by `make docs-pages`; do not edit. -->"
+
+
+def generated() -> dict[Path, str]:
+    """Every generated page and its text."""
+    folder = ROOT / "docs/reference"
+    makers = {
+        "command-line.md": command_line,
+        "findings.md": findings,
+        "formats.md": formats,
+        "result.md": result,
+        "trace-format.md": trace_format,
+        "python.md": python_interface,
+        "sglang.md": sglang,
+        "thresholds.md": thresholds,
+    }
+    return {folder / name: "\n".join([NOTE, "", *maker()]).rstrip() + "\n" for name, maker in makers.items()}
+
+
+def cell(text: object) -> str:
+    """Text inside a Markdown table."""
+    flat = " ".join(str(text).split())
+    return re.sub(r"([|<>*_\[\]])", r"\\\1", flat) if flat else " "
+
+
+def table(*headers: str, rows: Iterator[tuple[str, ...]] | list[tuple[str, ...]]) -> Iterator[str]:
+    """A Markdown table; cells are Markdown already."""
+    yield "| " + " | ".join(headers) + " |"
+    yield "|" + "---|" * len(headers)
+    yield from ("| " + " | ".join(row) + " |" for row in rows)
+    yield ""
+
+
+# --- the command line ----------------------------------------------------------------------------------------------
+
+
+def command_line() -> Iterator[str]:
+    import typer.main
+
+    from drafttrace.tracer.cli import app
+    from drafttrace.tracer.commands.common import PANELS
+
+    group: Any = typer.main.get_command(app)
+    commands: Mapping[str, Any] = group.commands
+    yield "# Command line"
+    yield ""
+    yield (
+        "`drafttrace COMMAND --help` says the same. Every command takes `--verbose` (what is read and asked for, on "
+        "stderr) and nearly every one `--quiet` and `--json FILE` (`-` for standard output)."
+    )
+    yield ""
+    yield "Exit codes: **0** match / fine, **1** mismatch / problem found, **2** could not compare, bad input, usage."
+    yield ""
+    for panel in PANELS:
+        mine = [name for name, command in commands.items() if command.rich_help_panel == panel]
+        yield f"## {panel}"
+        yield ""
+        for name in mine:
+            yield from _command(name, commands[name])
+    yield "## Environment"
+    yield ""
+    yield from table(
+        "variable",
+        "what it does",
+        rows=[
+            ("`NO_COLOR`", "no colours, whatever the terminal can show"),
+            ("`COLUMNS`", "the width of the output where it is no terminal (default 120)"),
+            ("`LANG=C`, `LC_ALL=C`", "ASCII only: `->` for an arrow, plain frames"),
+            ("`SGLANG_API_KEY`", "the server's API key, as `--api-key`"),
+            ("`BROWSER`", "what `drafttrace view` opens pages with"),
+            ("`DRAFTTRACE_DEBUG`", "a traceback in place of an error's sentence"),
+        ],
+    )
+
+
+def _command(name: str, command: Any) -> Iterator[str]:
+    yield f"### drafttrace {name}"
+    yield ""
+    help_text = re.sub(r"\[/?(bold|dim)\]", "**", inspect.cleandoc(command.help or ""))
+    yield help_text.replace("[", "\\[")
+    yield ""
+    rows = []
+    for parameter in command.params:
+        if parameter.name == "help":
+            continue
+        shown = " ".join(f"`{word}`" for word in (*parameter.opts, *parameter.secondary_opts))
+        if parameter.param_type_name == "argument":
+            shown = f"`{parameter.metavar or parameter.name.upper()}`"
+        elif parameter.metavar:
+            shown += f" `{parameter.metavar}`"
+        rows.append((shown.replace("|", "\\|"), cell(parameter.help or ""), _default(parameter)))
+    yield from table("option", "what it does", "default", rows=rows)
+    yield "Examples:"
+    yield ""
+    yield "<!-- not run: tests/cli runs the examples of every help -->"
+    yield "```console"
+    for line in (command.epilog or "").replace("\\[", "[").splitlines()[2:]:
+        comment = re.search(r"\[dim\](# .*)\[/dim\]", line)
+        if comment:
+            yield comment[1]
+        elif line:
+            yield line
+    yield "```"
+    yield ""
+
+
+def _default(parameter: Any) -> str:
+    value = parameter.default
+    if parameter.required:
+        return "required"
+    if value is None or value is False or callable(value) or value == ():
+        return ""
+    return f"`{getattr(value, 'value', value)}`"
+
+
+# --- findings ------------------------------------------------------------------------------------------------------
+
+
+def findings() -> Iterator[str]:
+    from drafttrace.catalogue import CAUSES
+    from drafttrace.compare.vocabulary import CLASSES
+
+    yield "# Findings"
+    yield ""
+    yield (
+        "The closed vocabulary of `findings[].id`. Several may hold at once: faults stack, and drafttrace never stops at "
+        "the first. A finding of severity `fault` makes the verdict a mismatch, a `note` never does. The remedy here is "
+        "the general one; the finding prints the line for the case at hand."
+    )
+    yield ""
+    yield from table(
+        "class",
+        "ids",
+        rows=[(kind, ", ".join(f"[`{name}`](#{name})" for name in names)) for kind, names in CLASSES.items()],
+    )
+    for kind, names in CLASSES.items():
+        yield f"## {kind.capitalize().replace('-', ' ')}"
+        yield ""
+        for name in names:
+            cause = CAUSES[name]
+            yield f"### {name}"
+            yield ""
+            yield _prose(cause.what)
+            yield ""
+            yield f"* **Signature:** {_prose(cause.signature)}"
+            yield f"* **Remedy:** {_prose(cause.remedy)}"
+            if cause.cases:
+                yield f"* **Public cases:** {', '.join(_case(case) for case in cause.cases)}"
+            yield ""
+
+
+def _prose(text: str) -> str:
+    return re.sub(r"([<>_*\[\]])", r"\\\1", text)
+
+
+def _case(case: str) -> str:
+    from drafttrace.catalogue import PROJECTS
+
+    project, _, number = case.partition("#")
+    if project not in PROJECTS:
+        return case
+    return f"[{case}](https://github.com/{PROJECTS[project]}/issues/{number})"
+
+
+# --- formats -------------------------------------------------------------------------------------------------------
+
+
+def formats() -> Iterator[str]:
+    from drafttrace.tracer.commands.convert import Layout
+    from drafttrace.tracer.dumps.registry import folder_layouts, layouts
+
+    yield "# Formats"
+    yield ""
+    yield (
+        "Every command that reads a file takes any of these, as `PATH`, or `PATH#i` for sample i of a file or folder "
+        "with several. A file is recognised by its content, never by its name; `--format ID` overrules that. Files are "
+        "never executed: pickles are read by a reader that builds tensors and plain values and nothing else."
+    )
+    yield ""
+    yield from table(
+        "id",
+        "what it is",
+        "lives in",
+        rows=[
+            ("`drafttrace.trace/1`", "a trace that drafttrace recorded ([the format](trace-format.md))", "file"),
+            *((f"`{one.id}`", cell(one.title), "file") for one in layouts().values()),
+            *((f"`{one.id}`", cell(one.title), "folder") for one in folder_layouts().values()),
+        ],
+    )
+    yield "`drafttrace convert` writes: " + ", ".join(f"`{one.value}`" for one in Layout) + "."
+    yield ""
+    yield "## What a dump does not say"
+    yield ""
+    yield (
+        "Most dumps do not name their layers. Say what you know with `--layer-ids` (in the numbering of the dump's own "
+        "project) and `--hidden-size`. A file of no known layout is read with `--slots A,B,C --tokens NAME`, and "
+        "`--last NAME` where it has a last state; `name[i]` picks entry i of a list or of the second axis."
+    )
+
+
+# --- result --------------------------------------------------------------------------------------------------------
+
+
+def result() -> Iterator[str]:
+    schema = json.loads((ROOT / "compare/result.schema.json").read_text())
+    yield "# Result"
+    yield ""
+    yield (
+        "What `drafttrace diff --json` writes, and `drafttrace report` and `drafttrace.load` read. "
+        f"`schema` is `{schema['$id']}`; the JSON Schema is installed as `drafttrace/compare/result.schema.json`. A number "
+        "that is not finite is null. A newer drafttrace may add fields, and never changes the meaning of one."
+    )
+    yield ""
+    yield from _fields(schema)
+    yield '`findings[].id` is one of [the findings](findings.md); `severity` is "fault" or "note".'
+    yield ""
+    for name, part in schema["$defs"].items():
+        yield f"## {name}"
+        yield ""
+        if part.get("description"):
+            yield part["description"].replace("[", "\\[").replace("<", "\\<")
+            yield ""
+        yield from _fields(part)
+
+
+def _fields(part: Mapping[str, Any]) -> Iterator[str]:
+    rows = [(f"`{name}`", _kind(value)) for name, value in part.get("properties", {}).items()]
+    yield from table("field", "type", rows=rows)
+
+
+def _kind(value: Mapping[str, Any]) -> str:
+    if "$ref" in value:
+        name = value["$ref"].rsplit("/", 1)[1]
+        return f"[{name}](#{name.lower()})"
+    if "anyOf" in value:
+        return " or ".join(_kind(one) for one in value["anyOf"])
+    if "enum" in value:
+        choices = ", ".join(json.dumps(one) for one in value["enum"])
+        return choices if len(value["enum"]) < 9 else "one of a closed list"
+    if "const" in value:
+        return f"`{json.dumps(value['const'])}`"
+    if value.get("type") == "array":
+        return f"list of {_kind(value.get('items', {}))}"
+    kind = value.get("type", "any")
+    return " or ".join(kind) if isinstance(kind, list) else str(kind)
+
+
+# --- trace ---------------------------------------------------------------------------------------------------------
+
+_ROW_MEANING = {
+    "position": "token position in the request, from 0",
+    "token_id": "the token at that position, -1 where it is not known",
+    "phase": "the forward pass that computed the row, see below",
+    "round": "draft-verify round, -1 in prefill",
+    "accepted": "0 rejected, 1 in the output, 2 unknown",
+    "frame": "number of the forward pass in the trace",
+    "graph": "1 where a CUDA graph was replayed",
+    "source": "0 read in a hook, 1 from a static buffer after a replay, 2 at the Python seam",
+    "live_rows": "rows of the whole batch that belong to a request",
+    "padded_rows": "rows of the batch after padding",
+    "cached_prefix": "tokens of the request that the prefix cache supplied",
+    "rank": "tensor-parallel rank",
+    "present": "bit mask of the tensors that the row has; the bits are named by the attribute `present_bits`",
+    "step": "draft step, -1 where there is none (draft rows only)",
+}
+
+
+def trace_format() -> Iterator[str]:
+    from drafttrace.tracer.capture import Phase
+    from drafttrace.tracer.trace import schema
+
+    yield "# Trace format"
+    yield ""
+    yield (
+        f"HDF5, `format` = `{schema.FORMAT}`, `format_version` = {schema.FORMAT_VERSION}. One file per traced request, "
+        "append-only, readable while it is written (SWMR) and up to the last flushed frame after the writer was "
+        "killed. There is no pickle in it. Any HDF5 viewer opens it; one that follows NeXus (H5Web, silx) plots "
+        "the norm of every slot over the token position when the file is opened."
+    )
+    yield ""
+    yield "```text"
+    yield from (
+        "/                  attributes: format, format_version, complete, incomplete_reason, created_utc, tool_version,",
+        "                   request_id, NX_class, default",
+        "/about/*           JSON texts: environment, server_args, target_config, draft_config, wiring, request, weights",
+        "/tokens            ids (prompt and output), prompt_length",
+        "/target/rows       one record per recorded row",
+        "/target/aux/{i}    [rows, H] slot i, as the target hands it over",
+        "/target/embed      [rows, H]      /target/last   [rows, H]",
+        "/target/boundary/{k}  [rows, H] boundary B(k) of a layer sweep; may cover only the first rows",
+        "/draft/rows        one record per recorded row of the draft",
+        "/draft/...         hidden_in, fc_in, fc_out, embed_in, hidden_out, topk/draft_ids, topk/ids, topk/logits",
+        "/probes            name, expected, fired, rows, dropped of every tap",
+        "/ranks/{r}         row hashes of what ranks should hold alike",
+        "/summary           the plot that viewers open",
+    )
+    yield "```"
+    yield ""
+    yield (
+        "bf16 is a genuine 16-bit HDF5 float (sign 1, exponent 8, mantissa 7, bias 127): bit-exact, and every viewer "
+        "shows numbers. The attribute `dtype` of a tensor names its format."
+    )
+    yield ""
+    yield "## Fields of a row"
+    yield ""
+    names = schema.DRAFT_ROW.names or ()
+    yield from table(
+        "field",
+        "type",
+        "meaning",
+        rows=[(f"`{name}`", f"`{schema.DRAFT_ROW[name].name}`", _ROW_MEANING[name]) for name in names],
+    )
+    yield "## Phases"
+    yield ""
+    yield from table("value", "phase", rows=[(str(int(one)), f"`{one.name.lower()}`") for one in Phase])
+    yield "## Reading one"
+    yield ""
+    yield "With drafttrace:"
+    yield ""
+    yield "```python"
+    yield "import drafttrace"
+    yield ""
+    yield 'trace = drafttrace.open("trace.h5")'
+    yield "rows = trace.slots[0].rows.floats(0, 8)   # float32 [8, H]"
+    yield "accepted = trace.table.position[trace.table.accepted == 1]"
+    yield "```"
+    yield ""
+    yield "With h5py alone:"
+    yield ""
+    yield "```python"
+    yield "import h5py"
+    yield ""
+    yield 'with h5py.File("trace.h5") as file:'
+    yield '    position = file["target/rows"]["position"]'
+    yield '    slot = file["target/aux/0"][:8]'
+    yield '    assert file.attrs["complete"]'
+    yield "```"
+
+
+# --- Python --------------------------------------------------------------------------------------------------------
+
+
+def python_interface() -> Iterator[str]:
+    import drafttrace
+    from drafttrace import plots
+    from drafttrace.row_table import RowTable
+    from drafttrace.tracer.capture import Capture
+
+    yield "# Python"
+    yield ""
+    yield "Importing `drafttrace` is cheap: each name loads what it needs when it is first used."
+    yield ""
+    functions = [name for name in drafttrace.__all__ if inspect.isfunction(getattr(drafttrace, name))]
+    for name in functions:
+        yield from _function(f"drafttrace.{name}", getattr(drafttrace, name))
+    yield "## drafttrace.Result"
+    yield ""
+    yield "What `diff` and `load` return; its fields are those of [the result](result.md)."
+    yield ""
+    yield from _method("Result.save", drafttrace.Result.save)
+    yield "`print(result)` is the terminal's report; a notebook shows it as a table."
+    yield ""
+    yield "## drafttrace.Capture"
+    yield ""
+    yield from _doc(Capture)
+    yield "## drafttrace.RowTable"
+    yield ""
+    yield from _doc(RowTable)
+    yield from _method("RowTable.to_pandas", RowTable.to_pandas)
+    yield from _method("RowTable.to_polars", RowTable.to_polars)
+    yield "## drafttrace.plots"
+    yield ""
+    yield "`pip install 'drafttrace[plot]'`."
+    yield ""
+    yield from _function("drafttrace.plots.by_position", plots.by_position, level=3)
+    yield from _function("drafttrace.plots.heatmap", plots.heatmap, level=3)
+
+
+def _function(name: str, function: Any, level: int = 2) -> Iterator[str]:
+    yield f"{'#' * level} {name}"
+    yield ""
+    yield from _method(name, function)
+
+
+def _method(name: str, function: Any) -> Iterator[str]:
+    yield "```text"
+    yield _signature(name, function)
+    yield "```"
+    yield ""
+    yield from _doc(function)
+
+
+def _signature(name: str, function: Any) -> str:
+    signature = inspect.signature(function)
+    parameters = [p.replace() for p in signature.parameters.values() if p.name != "self"]
+    text = f"{name}{signature.replace(parameters=parameters)}".replace("'", "")
+    if len(text) <= 100:
+        return text
+    parts = [str(p).replace("'", "") for p in parameters]
+    kinds = [p.kind for p in parameters]
+    first = next((i for i, kind in enumerate(kinds) if kind is inspect.Parameter.KEYWORD_ONLY), None)
+    if first is not None:
+        parts.insert(first, "*")
+    return f"{name}(\n    " + ",\n    ".join(parts) + f",\n) -> {signature.return_annotation!s}".replace("'", "")
+
+
+def _doc(thing: Any) -> Iterator[str]:
+    text = inspect.getdoc(thing) or ""
+    text = re.sub(r":(?:func|class|mod|meth|attr):`~?([^`]+)`", lambda m: f"`{m[1].rsplit('.', 1)[-1]}`", text)
+    text = text.replace("``", "`")
+    outside = re.split(r"(`[^`]*`)", text)
+    yield "".join(part if part.startswith("`") else re.sub(r"([\[\]<>*_|])", r"\\\1", part) for part in outside)
+    yield ""
+
+
+# --- SGLang, thresholds --------------------------------------------------------------------------------------------
+
+
+def sglang() -> Iterator[str]:
+    from drafttrace.compare.id_rules import IdRule
+    from drafttrace.hooks.config import Settings
+    from drafttrace.hooks.sglang_engine.versions import HTTP_HOOKS, NEWEST, OLDEST, SCHEDULER_HOOKS
+
+    yield "# SGLang"
+    yield ""
+    yield (
+        f"drafttrace works with SGLang {'.'.join(map(str, OLDEST))} to {'.'.join(map(str, NEWEST))}, the releases with "
+        "the plugin framework. Outside of that window the recorder stays off and says so; `drafttrace doctor` looks "
+        "whether every hook fits the SGLang that is installed, without starting a server."
+    )
+    yield ""
+    yield "## What is hooked"
+    yield ""
+    yield from table(
+        "hook",
+        "symbol",
+        "needed",
+        rows=[
+            (f"`{h.name}`", f"`{h.target}`", "yes" if h.needed else "where it exists")
+            for h in (*SCHEDULER_HOOKS, *HTTP_HOOKS)
+        ],
+    )
+    yield "## How layer ids become boundaries"
+    yield ""
+    yield (
+        "SGLang reads the ids from `eagle_config.eagle_aux_hidden_state_layer_ids` of the draft's config, and only there. "
+        "What an id means depends on the class of the target and on the release; `drafttrace check` applies the rule "
+        "of the installed one, and a trace records the rule that the running server applied."
+    )
+    yield ""
+    yield from table("rule", "meaning", rows=[(f"`{rule.name.lower()}`", cell(rule.value)) for rule in IdRule])
+    yield "## What the environment asks of the plugin"
+    yield ""
+    yield "`drafttrace serve` sets these; a server that you start yourself reads them, too."
+    yield ""
+    mib = {"max_trace_bytes", "max_dir_bytes", "queue_bytes", "graph_bytes"}
+    names = {"directory": "DRAFTTRACE_DIR"}
+    rows = [("`DRAFTTRACE`", "`1` switches the plugin on", "off")]
+    for field in dataclasses.fields(Settings):
+        variable = names.get(field.name, f"DRAFTTRACE_{field.name.upper()}")
+        value = "required" if field.default is dataclasses.MISSING else field.default
+        if field.name in mib and isinstance(field.default, int):
+            value = f"{field.default} ({field.default >> 20} MiB)"
+        rows.append((f"`{variable}`", f"`{field.name}`", "" if value in (None, False) else str(value)))
+    yield from table("variable", "setting", "default", rows=rows)
+    yield from _doc(Settings)
+
+
+def thresholds() -> Iterator[str]:
+    from drafttrace.compare.thresholds import Thresholds
+
+    yield "# Thresholds"
+    yield ""
+    yield (
+        "What `--threshold NAME=VALUE` and `drafttrace.diff(..., thresholds={...})` take. A saved result can be judged "
+        "again by others: `drafttrace report result.json --threshold match=0.02`."
+    )
+    yield ""
+    yield from table(
+        "name", "default", rows=[(f"`{f.name}`", f"{f.default}") for f in dataclasses.fields(Thresholds)]
+    )
+    yield from _doc(Thresholds)

@@ -56,17 +56,20 @@ class Alignment:
     def __len__(self) -> int:
         return len(self.left_rows)
 
+    def at(self, keep: Bools) -> Alignment:
+        """Some of the pairs."""
+        return replace(
+            self,
+            left_rows=self.left_rows[keep],
+            reference_rows=self.reference_rows[keep],
+            positions=self.positions[keep],
+        )
+
     def moved(self, shift: int) -> Alignment:
         """The same pairs with the reference rows moved by ``shift``; pairs that fall off the end are dropped."""
         rows = self.reference_rows + (shift - self.shift)
         keep = (rows >= 0) & (rows < self.reference_limit)
-        return replace(
-            self,
-            left_rows=self.left_rows[keep],
-            reference_rows=rows[keep],
-            positions=self.positions[keep],
-            shift=shift,
-        )
+        return replace(replace(self, reference_rows=rows).at(keep), shift=shift)
 
 
 def plan(left: Capture, reference: Capture, *, offsets: bool = True) -> Alignment:
@@ -189,19 +192,21 @@ def _row_of_position(capture: Capture, tokens: Ints, skipped: dict[str, int], wh
     _count(skipped, f"{who}not known whether accepted", undecided & inside & ~rejected)
     _count(skipped, f"{who}padding, or beyond the tokens", ~inside)
     _count(skipped, f"{who}the row's token is not the request's", other & inside & ~rejected & ~undecided)
-    _count(skipped, f"{who}not recorded in every slot", absent & inside & ~rejected & ~undecided & ~other)
+    _count(skipped, f"{who}not recorded in any slot", absent & inside & ~rejected & ~undecided & ~other)
     if len(rows) > used:
         skipped[f"{who}computed again in a later pass"] = len(rows) - used
     return chosen
 
 
 def _recorded(capture: Capture, limit: int) -> Bools:
-    """The rows at which every slot was recorded."""
-    recorded = np.ones(limit, np.bool_)
-    for slot in capture.slots:
-        mask = capture.present.get(slot.name)
-        if mask is not None:
-            recorded &= mask[:limit]
+    """The rows at which some slot was recorded; which ones is asked again for every slot."""
+    masks = [capture.present.get(slot.name) for slot in capture.slots]
+    if not masks or any(mask is None for mask in masks):
+        return np.ones(limit, np.bool_)
+    recorded = np.zeros(limit, np.bool_)
+    for mask in masks:
+        assert mask is not None
+        recorded |= mask[:limit]
     return recorded
 
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from drafttrace.compare.align import Alignment
-from drafttrace.compare.describe import RowIds, groups, outlier_rows, series, summary_stats, worst_rows
-from drafttrace.compare.facts import StreamFacts
+from drafttrace.compare.describe import groups, outlier_rows, series, summary_stats, worst_rows
+from drafttrace.compare.facts import VALUE, StreamFacts
 from drafttrace.compare.judge import judge_slot
 from drafttrace.compare.locate import Distance
-from drafttrace.compare.measure import RowMeasures, duplicate_rows
+from drafttrace.compare.measure import duplicate_rows
+from drafttrace.compare.measured import LAST, MeasuredSlot
 from drafttrace.compare.result import (
-    Acceptance,
     AlignmentInfo,
     BestMatch,
     FirstDifference,
@@ -75,46 +75,56 @@ def alignment_info(alignment: Alignment | None, left: Capture, difference: First
 
 
 def slot_result(
-    index: int,
-    left: Stream,
-    reference: Stream,
-    measures: RowMeasures,
-    ids: RowIds,
-    pairs: Alignment,
+    measured: MeasuredSlot,
     location: Location | None,
     thresholds: Thresholds,
     noise: Noise | None,
     decode: Callable[[int], str] | None,
 ) -> SlotResult:
     """One slot's numbers, judged."""
+    index, left, reference, rows, ids = (
+        measured.index,
+        measured.left,
+        measured.reference,
+        measured.measures,
+        measured.ids,
+    )
     ours, theirs = _facts_of(location, "left", index), _facts_of(location, "reference", index)
     floor = noise.of_slot(index) if noise is not None and index >= 0 else None
-    rounding = max(2.0 ** -(s.rows.dtype.mantissa_bits + 1) for s in (left, reference))
     made = SlotResult(
         slot=index,
         left=left.name,
         reference=reference.name,
-        left_boundary=_shown(ours),
-        left_by=ours.by if ours is not None else None,
-        reference_boundary=_shown(theirs),
-        reference_by=theirs.by if theirs is not None else None,
-        rows=len(measures),
-        trimmed_channels=0,
-        duplicate_rows=duplicate_rows(left.rows, pairs.left_rows, ids.token_id),
-        outlier_rows=int(outlier_rows(measures, thresholds).sum()),
-        worst=worst_rows(measures, ids, decode),
-        groups=groups(measures, ids),
-        series=series(measures, ids),
+        **_places(left, reference, ours, theirs),
+        rows=len(rows),
+        trimmed_channels=len(measured.massive),
+        duplicate_rows=duplicate_rows(left.rows, measured.pairs.left_rows, ids.token_id),
+        outlier_rows=int(outlier_rows(rows, thresholds).sum()),
+        worst=worst_rows(rows, ids, decode),
+        groups=groups(rows, ids),
+        series=series(rows, ids),
         verdict="",
         judged=Judged(NAN, NAN, NAN, ""),
-        neighbour_rel_l2=_neighbour(location, theirs),
+        neighbour_rel_l2=_neighbour(location, theirs, ours if index == LAST else None),
         noise_rel_l2=floor[0] if floor is not None else NAN,
         noise_rel_l2_p99=floor[1] if floor is not None else NAN,
-        rounding=rounding,
+        rounding=max(2.0 ** -(s.rows.dtype.mantissa_bits + 1) for s in (left, reference)),
         best_match=_best_match(location, ours, left.name),
-        **summary_stats(measures),  # type: ignore[arg-type]
+        **summary_stats(rows),  # type: ignore[arg-type]
     )
     return judge_slot(made, thresholds)
+
+
+def _places(
+    left: Stream, reference: Stream, ours: StreamFacts | None, theirs: StreamFacts | None
+) -> dict[str, Any]:
+    """Which boundary each side is, and by what. A boundary of a sweep is one by itself."""
+    places: dict[str, Any] = {}
+    for side, stream, facts in (("left", left, ours), ("reference", reference, theirs)):
+        swept = stream.kind == "sweep"
+        places[f"{side}_boundary"] = boundary_name(stream.boundary) if swept else _shown(facts)
+        places[f"{side}_by"] = VALUE if swept else facts.by if facts is not None else None
+    return places
 
 
 def _facts_of(location: Location | None, side: str, index: int) -> StreamFacts | None:
@@ -132,10 +142,10 @@ def _shown(facts: StreamFacts | None) -> str | None:
     )
 
 
-def _neighbour(location: Location | None, facts: StreamFacts | None) -> float:
-    if location is None or facts is None or facts.boundary is None:
-        return NAN
-    return location.neighbours.get(facts.boundary, NAN)
+def _neighbour(location: Location | None, *facts: StreamFacts | None) -> float:
+    """How far the nearest boundary next to the first known one is. A normed last state stands for the boundary below it."""
+    known = [f.boundary for f in facts if f is not None and f.boundary is not None]
+    return location.neighbours.get(known[0], NAN) if location is not None and known else NAN
 
 
 def _best_match(location: Location | None, ours: StreamFacts | None, name: str) -> BestMatch | None:
@@ -188,35 +198,6 @@ def sweep_matrix(location: Location | None) -> Matrix | None:
         tuple(line(s.located.rel_l2) for s in streams if s.located),
         tuple(line(s.located.cosine) for s in streams if s.located),
     )
-
-
-def acceptance_of(left: Capture, reference: Capture | None) -> Acceptance:
-    """Observed accept length (mean over rounds) of the trace, and the expected one where an about block has it."""
-    request = left.about.get("request")
-    counts: Sequence[Any] = request.get("accept_counts", ()) if isinstance(request, Mapping) else ()
-    numbers = [float(c) for c in counts if isinstance(c, (int, float))]
-    observed = float(np.mean(numbers)) if numbers else None
-    curve = accept_curve(numbers)
-    for source, capture in (("trace", left), ("reference", reference)):
-        block = capture.about.get("expected") if capture is not None else None
-        if isinstance(block, Mapping) and isinstance(block.get("accept_length"), (int, float)):
-            return Acceptance(
-                observed, len(numbers), float(block["accept_length"]), str(block.get("source", source)), curve
-            )
-    return Acceptance(observed, len(numbers), None, None, curve)
-
-
-def accept_curve(counts: Sequence[float]) -> tuple[float, ...]:
-    """Per draft position the share of rounds that accepted it, of those that accepted the one before."""
-    shares = []
-    reached = len(counts)
-    for position in range(1, int(max(counts, default=1)) + 1):
-        accepted = sum(1 for count in counts if count > position)
-        if reached < 3:
-            break
-        shares.append(accepted / reached)
-        reached = accepted
-    return tuple(shares)
 
 
 def noise_info(noise: Noise | None) -> NoiseInfo:

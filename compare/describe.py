@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
 from drafttrace.compare.align import Alignment
-from drafttrace.compare.measure import Bools, Doubles, RowMeasures, massive_rows, median, stats
+from drafttrace.compare.measure import Bools, Doubles, RowMeasures, median, stats
+from drafttrace.compare.outliers import ordinary, outliers
 from drafttrace.compare.result import Group, Series, WorstRow
 from drafttrace.compare.thresholds import Thresholds
-from drafttrace.tracer.capture import Capture, Ints, Phase
+from drafttrace.tracer.capture import Accepted, Capture, Ints, Phase
 
 MAX_SERIES = 2000
 WORST = 12
-MAX_GROUPS = 24
+BANDS = 8
+ROUND_BANDS = 16
 
 
 @dataclass(frozen=True)
 class RowIds:
-    """Who the compared rows are, one entry per pair."""
+    """Who the compared rows are, one entry per pair.
+
+    drafted: whether the row's token was guessed by the draft and accepted (in a verify pass all rows but the first).
+    """
 
     position: Ints
     token_id: Ints
     phase: Ints
     round: Ints
+    drafted: Bools
 
     @staticmethod
     def of(left: Capture, alignment: Alignment) -> RowIds:
@@ -39,11 +45,23 @@ class RowIds:
             token_id=np.where(known >= 0, known, tokens),
             phase=left.table.phase[rows],
             round=left.table.round[rows],
+            drafted=_drafted(left)[rows],
         )
 
     def at(self, keep: Bools) -> RowIds:
         """The identities of some of the rows."""
-        return RowIds(self.position[keep], self.token_id[keep], self.phase[keep], self.round[keep])
+        return RowIds(*(getattr(self, f.name)[keep] for f in fields(self)))
+
+
+def _drafted(left: Capture) -> Bools:
+    """The rows of verify passes whose token the draft had guessed right; the first one of a pass the target chose."""
+    table = left.table
+    verified = (table.phase == Phase.VERIFY) & (table.accepted == Accepted.ACCEPTED)
+    drafted = np.zeros(len(table), np.bool_)
+    first = np.full(int(table.frame.max(initial=0)) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(first, table.frame[verified], table.position[verified])
+    drafted[verified] = table.position[verified] > first[table.frame[verified]]
+    return drafted
 
 
 def phase_name(value: int) -> str:
@@ -56,24 +74,19 @@ def phase_name(value: int) -> str:
 
 def ordinary_rows(rows: RowMeasures) -> Bools:
     """Rows that medians and verdicts are made from: finite, and not massive on either side."""
-    broken = rows.nan_left | rows.nan_reference
-    keep: Bools = ~(broken | massive_rows(rows.norm_left) | massive_rows(rows.norm_reference))
-    return keep if keep.any() else ~broken
+    return ordinary(*_norms(rows))
 
 
 def outlier_rows(rows: RowMeasures, thresholds: Thresholds) -> Bools:
     """Rows that hold something else although the slot as a whole does not."""
-    with np.errstate(invalid="ignore"):
-        turned = (rows.cosine_trimmed < thresholds.row_cosine) | (rows.cosine < thresholds.row_cosine)
-        far = turned & (rows.rel_l2 > thresholds.row)
-        # Massive channels hide a wrong row from the plain distance, but not from the trimmed cosine.
-        chord = np.sqrt(np.maximum(0.0, 2 - 2 * rows.cosine_trimmed))
-        ordinary = ordinary_rows(rows)
-        hidden = (rows.cosine_trimmed < thresholds.row_hidden) & (chord > 5 * median(chord[ordinary])) & ordinary
-    far |= hidden
-    one_sided = (rows.zero_left != rows.zero_reference) | (rows.nan_left != rows.nan_reference)
-    outliers: Bools = far | one_sided
-    return outliers
+    return outliers(rows.cosine, rows.cosine_trimmed, rows.rel_l2, *_norms(rows), thresholds)
+
+
+def _norms(rows: RowMeasures) -> tuple[Doubles, Doubles]:
+    """The norms of both sides, NaN for rows with a channel that is not finite."""
+    return np.where(rows.nan_left, np.nan, rows.norm_left), np.where(
+        rows.nan_reference, np.nan, rows.norm_reference
+    )
 
 
 def worst_rows(rows: RowMeasures, ids: RowIds, decode: Callable[[int], str] | None) -> tuple[WorstRow, ...]:
@@ -89,6 +102,8 @@ def worst_rows(rows: RowMeasures, ids: RowIds, decode: Callable[[int], str] | No
             round=int(ids.round[i]),
             cosine=float(rows.cosine[i]),
             rel_l2=float(rows.rel_l2[i]),
+            cosine_trimmed=float(rows.cosine_trimmed[i]),
+            norm_ratio=float(rows.norm_ratio[i]),
         )
         for i in order
         if badness[i] > 0
@@ -96,38 +111,58 @@ def worst_rows(rows: RowMeasures, ids: RowIds, decode: Callable[[int], str] | No
 
 
 def groups(rows: RowMeasures, ids: RowIds) -> tuple[Group, ...]:
-    """The rows by phase, by round and by band of positions."""
-    found = [_group(name, rows, keep) for name, keep in _group_masks(ids) if keep.any()]
-    return tuple(found[:MAX_GROUPS])
+    """The rows by phase, by accepted or not, by band of positions and by round."""
+    return tuple(_group(name, rows, keep) for name, keep in _group_masks(ids) if keep.any())
 
 
 def _group_masks(ids: RowIds) -> Iterator[tuple[str, Bools]]:
     for phase in np.unique(ids.phase):
         yield f"phase {phase_name(int(phase))}", ids.phase == phase
+    verified = ids.phase == Phase.VERIFY
+    yield "accepted draft tokens", verified & ids.drafted
+    yield "tokens that the target chose", verified & ~ids.drafted
     if len(ids.position):
         top = int(ids.position.max()) + 1
-        width = max(1, -(-top // 8))
+        width = max(1, -(-top // BANDS))
         for start in range(0, top, width):
             name = f"positions {start}-{min(top, start + width) - 1}"
             yield name, (ids.position >= start) & (ids.position < start + width)
-    rounds = np.unique(ids.round[ids.round >= 0])
-    for number in rounds[:8]:
-        yield f"round {int(number)}", ids.round == number
+    yield from _round_masks(ids)
+
+
+def _round_masks(ids: RowIds) -> Iterator[tuple[str, Bools]]:
+    """Every round by itself where there are few, else runs of rounds."""
+    if not (ids.round >= 0).any():
+        return
+    count = int(ids.round.max()) + 1
+    width = -(-count // ROUND_BANDS)
+    for start in range(0, count, width):
+        stop = min(count, start + width) - 1
+        name = f"round {start}" if start == stop else f"rounds {start}-{stop}"
+        yield name, (ids.round >= start) & (ids.round <= stop)
 
 
 def _group(name: str, rows: RowMeasures, keep: Bools) -> Group:
     part = rows.at(keep)
-    return Group(name, len(part), median(part.cosine), median(part.rel_l2), median(part.norm_ratio))
+    return Group(
+        name,
+        len(part),
+        median(part.cosine),
+        median(part.rel_l2),
+        median(part.norm_ratio),
+        median(part.cosine_trimmed),
+        stats(part.rel_l2).p99,
+    )
 
 
 def series(rows: RowMeasures, ids: RowIds) -> Series:
-    """Values by row, thinned evenly, the worst rows always kept."""
+    """Values by row, thinned evenly; the rows that could hold something else are kept, as many as there are plots for."""
     count = len(rows)
     keep = np.arange(count)
     if count > MAX_SERIES:
         badness = np.where(np.isfinite(rows.rel_l2), rows.rel_l2, np.inf)
-        even = np.linspace(0, count - 1, MAX_SERIES - WORST).round().astype(np.int64)
-        keep = np.unique(np.concatenate([even, np.argsort(-badness)[:WORST]]))
+        even = np.linspace(0, count - 1, MAX_SERIES // 2).round().astype(np.int64)
+        keep = np.unique(np.concatenate([even, np.argsort(-badness, kind="stable")[: MAX_SERIES // 2]]))
 
     def floats(values: Doubles) -> tuple[float, ...]:
         return tuple(float(f"{value:.6g}") for value in values[keep])
@@ -138,9 +173,10 @@ def series(rows: RowMeasures, ids: RowIds) -> Series:
         phase=tuple(phase_name(int(p)) for p in ids.phase[keep]),
         round=tuple(int(r) for r in ids.round[keep]),
         cosine=floats(rows.cosine),
+        cosine_trimmed=floats(rows.cosine_trimmed),
         rel_l2=floats(rows.rel_l2),
-        norm_left=floats(rows.norm_left),
-        norm_reference=floats(rows.norm_reference),
+        norm_left=floats(_norms(rows)[0]),
+        norm_reference=floats(_norms(rows)[1]),
     )
 
 

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-
-import numpy as np
 
 from drafttrace import __version__
 from drafttrace.compare import assemble
+from drafttrace.compare.acceptance import Expected, acceptance_of
 from drafttrace.compare.align import Alignment, plan
-from drafttrace.compare.describe import RowIds
-from drafttrace.compare.facts import Facts, RowFacts
+from drafttrace.compare.copies import look_for_copies
+from drafttrace.compare.facts import CopyFacts, Facts, RowFacts
 from drafttrace.compare.findings import diagnose
 from drafttrace.compare.findings.tokens import first_difference
 from drafttrace.compare.inside import look_inside
 from drafttrace.compare.judge import overall, summary_of
-from drafttrace.compare.measure import RowMeasures, massive_channels, measure_rows
+from drafttrace.compare.measured import MeasuredSlot, measured_others, measured_slots
 from drafttrace.compare.oddrows import row_facts
 from drafttrace.compare.ranks import RankFacts, RankRows, compare_hashes, find_partial_sum
 from drafttrace.compare.result import EXIT_CODES, Result, SlotResult
-from drafttrace.compare.sample import MIN_ROWS, Stream
+from drafttrace.compare.sample import MIN_ROWS
 from drafttrace.compare.streams import Location, Sides, Wirings, find_shift, locate_all, wirings
 from drafttrace.compare.thresholds import DEFAULT, Noise, Thresholds
-from drafttrace.tracer.capture import Capture, Ints
+from drafttrace.tracer.capture import Capture
 from drafttrace.tracer.errors import NothingToCompare
 
 Decode = Callable[[int], str]
@@ -40,30 +39,46 @@ def diff(
     decode: Decode | None = None,
     ranks: Sequence[RankRows] = (),
     rank_traces: Sequence[Capture] = (),
+    others: Sequence[Capture] = (),
+    expected: Expected | None = None,
 ) -> Result:
     """Compare a capture with a reference; without one, check the capture against itself.
 
     decode turns a token id into text for the reports. noise is a recorded self-comparison (see
     :func:`measure_noise`). ranks: the row hashes that the left trace keeps of every rank. rank_traces: traces that
     the other ranks recorded of the same request (``serve --all-ranks``), to find sums that were never added up.
+    others: traces of other requests to the same server, to find rows that belong to them. expected: the accept length
+    that the draft should reach.
     Raises NothingToCompare where the two cannot belong together: another hidden size, or a side without any state.
     """
-    compared, divergences = compare_hashes(ranks)
-    between = RankFacts(compared, divergences)
-    judging = _Judging(thresholds, noise, decode)
+    between = compare_hashes(ranks)
+    judging = _Judging(thresholds, noise, decode, expected)
     if reference is None:
-        return _finish(_Work(left, None, None, ranks=between), judging)
+        return _finish(_Work(left, None, None, look_for_copies(left, None, others), ranks=between), judging)
     _check(left, reference)
     sides = Sides.of(left, reference)
     alignment = _aligned(left, reference, sides)
     if len(alignment) == 0:
-        return _finish(_Work(left, reference, alignment, ranks=between), judging)
+        copies = look_for_copies(left, None, others)
+        return _finish(_Work(left, reference, alignment, copies, ranks=between), judging)
     location = locate_all(alignment, sides, thresholds)
-    slots, odd = _measure_slots(left, sides, alignment, location, judging)
-    others = _measure_others(left, sides, alignment, location, judging)
+    measured = tuple(measured_slots(left, sides, alignment, location))
+    slots = tuple(_judged(measured, location, judging))
+    odd = tuple(row_facts(slot, thresholds) for slot in measured)
+    further = tuple(_judged(measured_others(left, reference, sides, alignment, location), location, judging))
     partial = find_partial_sum(left, rank_traces, reference, location.sample)
-    between = replace(between, partial=partial)
-    work = _Work(left, reference, alignment, location, slots, others, odd, wirings(location), between)
+    work = _Work(
+        left=left,
+        reference=reference,
+        alignment=alignment,
+        copies=look_for_copies(left, reference, others, measured, slots, odd),
+        location=location,
+        slots=slots,
+        others=further,
+        odd=odd,
+        wirings=wirings(location),
+        ranks=replace(between, partial=partial),
+    )
     return _finish(work, judging)
 
 
@@ -86,6 +101,7 @@ class _Judging:
     thresholds: Thresholds
     noise: Noise | None
     decode: Decode | None
+    expected: Expected | None
 
 
 @dataclass(frozen=True)
@@ -93,6 +109,7 @@ class _Work:
     left: Capture
     reference: Capture | None
     alignment: Alignment | None
+    copies: CopyFacts
     location: Location | None = None
     slots: tuple[SlotResult, ...] = ()
     others: tuple[SlotResult, ...] = ()
@@ -126,22 +143,8 @@ def _aligned(left: Capture, reference: Capture, sides: Sides) -> Alignment:
     return replace(plain, offset=alignment.offset, matched=alignment.matched)
 
 
-@dataclass(frozen=True)
-class MeasuredSlot:
-    """One slot of the left side against the slot of the reference in the same place, every paired row measured.
-
-    massive: the channels that ``measures.cosine_trimmed`` leaves out.
-    """
-
-    index: int
-    left: Stream
-    reference: Stream
-    massive: Ints
-    measures: RowMeasures
-
-
-def measure_slots(left: Capture, reference: Capture) -> tuple[RowIds, tuple[MeasuredSlot, ...]]:
-    """Who the paired rows are, and every slot's measures of them, paired as :func:`diff` pairs them.
+def measure_slots(left: Capture, reference: Capture) -> tuple[MeasuredSlot, ...]:
+    """Every slot's measures, of the rows that :func:`diff` pairs.
 
     Raises NothingToCompare where :func:`diff` does, and where no row of one side belongs to one of the other.
     """
@@ -152,85 +155,17 @@ def measure_slots(left: Capture, reference: Capture) -> tuple[RowIds, tuple[Meas
         raise NothingToCompare(
             f"No row of '{left.path}' belongs to one of '{reference.path}'; they were made from other tokens."
         )
-    location = locate_all(alignment, sides, DEFAULT)
-    return RowIds.of(left, alignment), tuple(_measured(sides, alignment, location))
+    return tuple(measured_slots(left, sides, alignment, locate_all(alignment, sides, DEFAULT)))
 
 
-def _measured(sides: Sides, alignment: Alignment, location: Location) -> Iterator[MeasuredSlot]:
-    for index, (mine, theirs) in enumerate(zip(sides.left_slots, sides.reference_slots, strict=False)):
-        massive = massive_channels(location.sample.read(theirs)) if len(location.sample) else np.empty(0, np.int64)
-        measures = measure_rows(mine.rows, alignment.left_rows, theirs.rows, alignment.reference_rows, massive)
-        yield MeasuredSlot(index, mine, theirs, massive, measures)
-
-
-def _measure_slots(
-    left: Capture,
-    sides: Sides,
-    alignment: Alignment,
-    location: Location,
-    judging: _Judging,
-) -> tuple[tuple[SlotResult, ...], tuple[RowFacts, ...]]:
-    ids = RowIds.of(left, alignment)
-    results, odd = [], []
-    for slot in _measured(sides, alignment, location):
-        made = assemble.slot_result(
-            slot.index,
-            slot.left,
-            slot.reference,
-            slot.measures,
-            ids,
-            alignment,
-            location,
-            judging.thresholds,
-            judging.noise,
-            judging.decode,
-        )
-        results.append(replace(made, trimmed_channels=len(slot.massive)))
-        facts = row_facts(
-            slot.index, left, alignment.left_rows, alignment.positions, slot.measures, judging.thresholds
-        )
-        odd.append(facts)
-    return tuple(results), tuple(odd)
-
-
-def _measure_others(
-    left: Capture,
-    sides: Sides,
-    alignment: Alignment,
-    location: Location,
-    judging: _Judging,
-) -> tuple[SlotResult, ...]:
-    """Embedding and last state, where both sides have them."""
-    made = []
-    for kind, index in (("embed", -2), ("last", -1)):
-        mine, theirs = _of_kind(sides.left_others, kind), _of_kind(sides.reference_others, kind)
-        if mine is None or theirs is None or mine.rows.width != theirs.rows.width:
-            continue
-        keep = mine.has(alignment.left_rows) & theirs.has(alignment.reference_rows)
-        pairs = replace(
-            alignment,
-            left_rows=alignment.left_rows[keep],
-            reference_rows=alignment.reference_rows[keep],
-            positions=alignment.positions[keep],
-        )
-        if len(pairs) == 0:
-            continue
-        measures = measure_rows(mine.rows, pairs.left_rows, theirs.rows, pairs.reference_rows)
-        ids = RowIds.of(left, pairs)
-        made.append(
-            assemble.slot_result(
-                index, mine, theirs, measures, ids, pairs, location, judging.thresholds, None, judging.decode
-            )
-        )
-    return tuple(made)
-
-
-def _of_kind(streams: tuple[Stream, ...], kind: str) -> Stream | None:
-    return next((s for s in streams if s.kind == kind), None)
+def _judged(slots: Iterable[MeasuredSlot], location: Location, judging: _Judging) -> Iterator[SlotResult]:
+    for slot in slots:
+        yield assemble.slot_result(slot, location, judging.thresholds, judging.noise, judging.decode)
 
 
 def _finish(work: _Work, judging: _Judging) -> Result:
     left, reference, location = work.left, work.reference, work.location
+    inside = look_inside(left)
     facts = Facts(
         left=left,
         reference=reference,
@@ -250,9 +185,10 @@ def _finish(work: _Work, judging: _Judging) -> Result:
         cross=location.cross if location is not None else {},
         norm_weight=location.norm_weight if location is not None else None,
         rows=work.odd,
-        inside=look_inside(left),
+        copies=work.copies,
+        inside=inside,
         ranks=work.ranks,
-        acceptance=assemble.acceptance_of(left, reference),
+        acceptance=acceptance_of(left, reference, judging.expected, inside.fc_state),
         decode=judging.decode,
     )
     compared = _was_compared(work, facts)
@@ -262,7 +198,7 @@ def _finish(work: _Work, judging: _Judging) -> Result:
     return Result(
         verdict=verdict,
         exit_code=EXIT_CODES[verdict],
-        summary=summary_of(verdict, findings),
+        summary=summary_of(verdict, findings, work.slots),
         left=assemble.side_info(left),
         reference=assemble.side_info(reference) if reference is not None else None,
         alignment=assemble.alignment_info(work.alignment, left, first_difference(facts)),

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from drafttrace.compare.align import Alignment
 from drafttrace.compare.hypotheses import Doubles, Fit
 from drafttrace.compare.inside import InsideFacts
 from drafttrace.compare.locate import Distance, Located
 from drafttrace.compare.ranks import RankFacts
+from drafttrace.compare.repeats import Borrowed, Repeat
 from drafttrace.compare.result import Acceptance, SlotResult
+from drafttrace.compare.rowblocks import RowMap
 from drafttrace.compare.thresholds import Noise, Thresholds
 from drafttrace.compare.wiring import Reading
 from drafttrace.tracer.capture import Capture
@@ -49,9 +51,10 @@ class StreamFacts:
 
 @dataclass(frozen=True)
 class RowFacts:
-    """Rows of one slot that hold something else, by position, and what was found out about each of them.
+    """Rows of one slot that hold something else, by position.
 
-    copies: outlier position -> (position, round) of an earlier left row with the very same bytes.
+    odd_rows: the outliers as numbers of rows of the left table, those that are zero or not finite left out. good_rows:
+    the compared rows that are no outliers.
     """
 
     slot: int
@@ -60,8 +63,28 @@ class RowFacts:
     zero_reference: tuple[int, ...]
     nan_left: tuple[int, ...]
     nan_reference: tuple[int, ...]
-    copies: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    rounds: Mapping[int, int] = field(default_factory=dict)
+    odd_rows: tuple[int, ...] = ()
+    good_rows: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class CopyFacts:
+    """Rows that stand where another row belongs.
+
+    left, reference: equal rows of one side (see :class:`Repeat`). borrowed: rows of the left side that stand in another
+    request's trace. maps: slots whose rows are the reference's of other positions.
+    """
+
+    left: tuple[Repeat, ...] = ()
+    reference: tuple[Repeat, ...] = ()
+    borrowed: tuple[Borrowed, ...] = ()
+    maps: tuple[RowMap, ...] = ()
+
+    @property
+    def slots(self) -> frozenset[int]:
+        """The slots in which something was found."""
+        repeats = frozenset(one.slot for one in (*self.left, *self.reference))
+        return repeats | {one.slot for one in self.borrowed} | {one.slot for one in self.maps}
 
 
 @dataclass(frozen=True)
@@ -91,6 +114,7 @@ class Facts:
     cross: Mapping[str, Mapping[str, Distance]]
     norm_weight: Doubles | None
     rows: tuple[RowFacts, ...]
+    copies: CopyFacts
     inside: InsideFacts
     ranks: RankFacts
     acceptance: Acceptance
@@ -117,6 +141,11 @@ class Facts:
         """The trace's record of how the server got its wiring; empty where there is none."""
         wiring = self.left.about.get("wiring")
         return wiring if isinstance(wiring, Mapping) else {}
+
+    @property
+    def moved(self) -> bool:
+        """Whether the rows of the sides were paired at another offset than their ids say."""
+        return self.alignment is not None and self.alignment.shift != 0
 
     def mismatching(self) -> tuple[int, ...]:
         """Slots whose level is a mismatch or at least noise without a match."""

@@ -9,6 +9,7 @@ import numpy as np
 
 from drafttrace.compare.result import EXIT_CODES, FAULT, Finding, Judged, Result, SlotResult
 from drafttrace.compare.thresholds import Limits, Thresholds, slot_limits
+from drafttrace.tracer.errors import DrafttraceError
 
 MATCH, NOISE, MISMATCH, INCOMPARABLE = "match", "noise", "mismatch", "incomparable"
 
@@ -27,13 +28,15 @@ def judge_slot(slot: SlotResult, thresholds: Thresholds) -> SlotResult:
     """
     limits = limits_of(slot, thresholds)
     rel = slot.rel_l2.p50
-    if not np.isfinite(rel) or rel > limits.noise:
+    if slot.rows == 0:
+        verdict = INCOMPARABLE
+    elif not np.isfinite(rel) or rel > limits.noise:
         verdict = MISMATCH
     elif rel > limits.match:
         verdict = NOISE
     else:
         verdict = MATCH
-    if slot.outlier_rows and verdict != MISMATCH:
+    if slot.outlier_rows and verdict == MATCH:
         verdict = NOISE
     return replace(slot, verdict=verdict, judged=Judged(rel, limits.match, limits.noise, limits.against))
 
@@ -49,35 +52,76 @@ def overall(slots: Sequence[SlotResult], findings: Sequence[Finding], compared: 
         verdicts.add(NOISE)
     if MISMATCH in verdicts:
         return MISMATCH
+    if INCOMPARABLE in verdicts:
+        return INCOMPARABLE  # a slot that nothing is known of is no match
     return NOISE if NOISE in verdicts else MATCH
 
 
 def rejudge(result: Result, thresholds: Thresholds) -> Result:
-    """A saved result under other thresholds. Findings that rest on distances alone come and go with them."""
-    from drafttrace.compare.findings.level import unexplained_of
+    """A saved result under other thresholds. Findings that rest on levels alone come and go with them.
 
-    slots = tuple(judge_slot(slot, thresholds) for slot in result.slots)
+    Raises DrafttraceError for a threshold that decides while the tensors are read, and where the result keeps too few
+    rows to say which of them are odd by another rule.
+    """
+    from drafttrace.compare.findings.base import in_order
+    from drafttrace.compare.findings.level import Ending, conclusion, find_unexplained
+
+    _check(result, thresholds)
+    slots = tuple(judge_slot(_recounted(slot, result.thresholds, thresholds), thresholds) for slot in result.slots)
+    others = tuple(judge_slot(slot, thresholds) for slot in result.others)
     bad = {slot.slot for slot in slots if slot.verdict == MISMATCH}
-    kept = [f for f in result.findings if not f.judged_by_level or set(f.slots) & bad]
-    named = {i for f in kept if f.severity == FAULT for i in f.slots}
-    extra = [unexplained_of(slot) for slot in slots if slot.slot in bad - named]
-    if any(f.severity == FAULT for f in (*kept, *extra)):
-        kept = [f for f in kept if f.id != "none"]
-    findings = (*kept, *extra)
-    compared = result.verdict != INCOMPARABLE
+    found = [f for f in result.findings if f.id not in _BY_LEVEL]
+    found = [f for f in found if not f.judged_by_level or set(f.slots) & bad]
+    compared = result.verdict != INCOMPARABLE or any(slot.rows for slot in slots)
+    if compared:
+        found += find_unexplained(slots, others, found, thresholds)
+        ending = Ending(result.acceptance, len(slots), result.reference is None, thresholds)
+        found += conclusion(ending, found, overall(slots, found, compared))
+    findings = in_order(found)
     verdict = overall(slots, findings, compared)
     return replace(
         result,
         slots=slots,
+        others=others,
         findings=findings,
         thresholds=thresholds,
         verdict=verdict,
         exit_code=EXIT_CODES[verdict],
-        summary=summary_of(verdict, findings),
+        summary=summary_of(verdict, findings, slots),
     )
 
 
-def summary_of(verdict: str, findings: Sequence[Finding]) -> str:
+_BY_LEVEL = ("none", "downstream", "unexplained")
+_WITH_TENSORS = {"located": "which boundary a slot is", "scale": "whether a fitted factor is a fault"}
+_OF_ROWS = ("row", "row_cosine", "row_hidden")
+
+
+def _check(result: Result, thresholds: Thresholds) -> None:
+    for name, what in _WITH_TENSORS.items():
+        if getattr(thresholds, name) != getattr(result.thresholds, name):
+            raise DrafttraceError(
+                f"The threshold '{name}' decides {what} while the tensors are read, and the result does not keep them; run "
+                f"drafttrace diff again with --threshold {name}={getattr(thresholds, name):g}."
+            )
+
+
+def _recounted(slot: SlotResult, before: Thresholds, thresholds: Thresholds) -> SlotResult:
+    """The slot with its odd rows counted by other limits."""
+    from drafttrace.compare.outliers import outlier_positions
+
+    if all(getattr(before, name) == getattr(thresholds, name) for name in _OF_ROWS):
+        return slot
+    found = outlier_positions(slot.series, thresholds) if slot.series.cosine_trimmed else None
+    kept = len(slot.series.position)
+    if found is None or (kept < slot.rows and len(found) >= kept // 2):
+        raise DrafttraceError(
+            f"The result keeps {kept} of {slot.rows} rows of slot {slot.slot}, too few to count odd ones by other limits; "
+            "run drafttrace diff again with these thresholds."
+        )
+    return replace(slot, outlier_rows=len(found))
+
+
+def summary_of(verdict: str, findings: Sequence[Finding], slots: Sequence[SlotResult] = ()) -> str:
     """One or two sentences: the first fault, or that nothing is wrong."""
     faults = [f for f in findings if f.severity == FAULT]
     tokens = [f for f in faults if f.id in {"no-overlap", "template-divergence"}]
@@ -85,6 +129,11 @@ def summary_of(verdict: str, findings: Sequence[Finding]) -> str:
         return tokens[0].summary
     if faults:
         return " ".join(f.summary for f in faults[:2])
+    empty = [slot.slot for slot in slots if slot.rows == 0]
+    if verdict == INCOMPARABLE and empty and len(empty) < len(slots):
+        names = " and ".join(f"slot {number}" for number in empty)
+        verb = "has" if len(empty) == 1 else "have"
+        return f"The other slots match, but {names} {verb} no row on both sides: record again with all taps on."
     first = next((f.summary for f in findings if f.id in {"none", "downstream", "no-overlap"}), "")
     if first:
         return first

@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from drafttrace.compare.locate import distance
+from drafttrace.compare.rowblocks import Blocks, fit_blocks
 from drafttrace.compare.sample import Sample, slot_streams
-from drafttrace.tracer.capture import Capture
+from drafttrace.tracer.capture import Capture, Ints
 
 
 class RankRows(Protocol):
@@ -30,7 +31,11 @@ class RankRows(Protocol):
 
 @dataclass(frozen=True)
 class Divergence:
-    """A tensor in which a rank differs from the first: rows compared and differing, and the first such row."""
+    """A tensor in which a rank differs from the first: rows compared and differing, and the first such row.
+
+    moved: differing rows that the first rank holds too, at another place of the same pass. blocks: what the ranks did
+    to the rows, where that explains those places.
+    """
 
     rank: int
     name: str
@@ -38,6 +43,8 @@ class Divergence:
     differing: int
     frame: int
     position: int
+    moved: int = 0
+    blocks: Blocks | None = None
 
 
 @dataclass(frozen=True)
@@ -58,11 +65,11 @@ class RankFacts:
     partial: PartialSum | None = None
 
 
-def compare_hashes(ranks: Sequence[RankRows]) -> tuple[int, tuple[Divergence, ...]]:
-    """(rows compared, tensors that differ) of every rank against the lowest one. A hash of 0 means: no such row."""
+def compare_hashes(ranks: Sequence[RankRows]) -> RankFacts:
+    """Rows compared, and tensors that differ, of every rank against the lowest one. A hash of 0 means: no such row."""
     ordered = sorted(ranks, key=lambda r: r.rank)
     if len(ordered) < 2:
-        return 0, ()
+        return RankFacts()
     first, found, compared = ordered[0], [], 0
     where = {key: row for row, key in enumerate(_keys(first.rows))}
     for other in ordered[1:]:
@@ -71,18 +78,40 @@ def compare_hashes(ranks: Sequence[RankRows]) -> tuple[int, tuple[Divergence, ..
             continue
         ours, theirs = np.array(pairs, np.int64).T
         compared += len(pairs)
-        for name in first.names:
-            if name not in other.names:
-                continue
-            a = first.hashes[ours, first.names.index(name)]
-            b = other.hashes[theirs, other.names.index(name)]
-            both = (a != 0) & (b != 0)
-            differing = np.flatnonzero(both & (a != b))
-            if len(differing):
-                row = first.rows[ours[differing[0]]]
-                at = int(row["frame"]), int(row["position"])
-                found.append(Divergence(other.rank, name, int(both.sum()), len(differing), *at))
-    return compared, tuple(sorted(found, key=lambda d: (d.frame, d.position)))
+        names = (name for name in first.names if name in other.names)
+        made = (_divergence(first, other, name, ours, theirs, len(ordered)) for name in names)
+        found += [one for one in made if one is not None]
+    return RankFacts(compared, tuple(sorted(found, key=lambda d: (d.frame, d.position))))
+
+
+def _divergence(
+    first: RankRows, other: RankRows, name: str, ours: Ints, theirs: Ints, ranks: int
+) -> Divergence | None:
+    """How one tensor of a rank differs from the first rank's; None where it does not. ours, theirs: paired rows."""
+    a = first.hashes[ours, first.names.index(name)]
+    b = other.hashes[theirs, other.names.index(name)]
+    both = (a != 0) & (b != 0)
+    differing = np.flatnonzero(both & (a != b))
+    if len(differing) == 0:
+        return None
+    row = first.rows[ours[differing[0]]]
+    frames = first.rows["frame"][ours]
+    start = {int(f): int(np.flatnonzero(frames == f)[0]) for f in np.unique(frames)}
+    there = {(int(f), int(h)): i for i, (f, h) in enumerate(zip(frames, a, strict=True)) if h != 0}
+    moved: dict[int, list[tuple[int, int]]] = {}
+    for i in differing:
+        source = there.get((int(frames[i]), int(b[i])))
+        if source is not None:
+            at = start[int(frames[i])]
+            moved.setdefault(int(frames[i]), []).append((int(i) - at, source - at))
+    blocks = None
+    if moved:
+        frame, most = max(moved.items(), key=lambda one: len(one[1]))
+        place, source_at = np.array(most, np.int64).T
+        blocks = fit_blocks(place, source_at, int((frames == frame).sum()), ranks)
+    total = sum(len(pairs) for pairs in moved.values())
+    at_row = int(row["frame"]), int(row["position"])
+    return Divergence(other.rank, name, int(both.sum()), len(differing), *at_row, total, blocks)
 
 
 def _keys(rows: npt.NDArray[np.void]) -> list[tuple[int, int, int, int]]:

@@ -20,6 +20,7 @@ from drafttrace.tracer.errors import UnknownFormat, UnreadableFile
 SCHEMA = "drafttrace.result/1"
 EXIT_CODES = {"match": 0, "noise": 0, "mismatch": 1, "incomparable": 2}
 FAULT, NOTE = "fault", "note"
+NAN = float("nan")
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,8 @@ class WorstRow:
     round: int
     cosine: float
     rel_l2: float
+    cosine_trimmed: float = NAN
+    norm_ratio: float = NAN
 
 
 @dataclass(frozen=True)
@@ -73,18 +76,21 @@ class Judged:
 
 @dataclass(frozen=True)
 class Group:
-    """One part of the rows (a phase, a round, a band of positions) on its own."""
+    """One part of the rows on its own: a phase, accepted draft tokens, a band of positions, a few rounds."""
 
     name: str
     rows: int
     cosine_p50: float
     rel_l2_p50: float
     norm_ratio_p50: float
+    cosine_trimmed_p50: float = NAN
+    rel_l2_p99: float = NAN
 
 
 @dataclass(frozen=True)
 class Series:
-    """Values by row for plots, thinned to a few thousand rows."""
+    """Values by row for plots, thinned to 2000 rows, of which the worse half are the worst ones. A row with a channel
+    that is not finite has no norm."""
 
     position: tuple[int, ...]
     token_id: tuple[int, ...]
@@ -94,6 +100,7 @@ class Series:
     rel_l2: tuple[float, ...]
     norm_left: tuple[float, ...]
     norm_reference: tuple[float, ...]
+    cosine_trimmed: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -224,7 +231,9 @@ class SideInfo:
 class Acceptance:
     """Accept lengths (tokens per round, bonus included): observed in the trace, expected if something says so.
 
-    curve: the share of rounds that accepted draft token 1, then of those token 2, and so on.
+    curve: the share of rounds that accepted draft token 1, then of those token 2, and so on. expected_curve: the same
+    as training saw it. fc_in: what fc received, as "equal", "normed", "raw", "differs" or "unknown". after_the_end: the
+    prompt was a finished text, whose continuation nothing was trained on.
     """
 
     observed: float | None
@@ -232,6 +241,9 @@ class Acceptance:
     expected: float | None
     expected_source: str | None
     curve: tuple[float, ...] = ()
+    expected_curve: tuple[float, ...] = ()
+    fc_in: str = "unknown"
+    after_the_end: bool = False
 
 
 @dataclass(frozen=True)

@@ -107,10 +107,10 @@ def choose(
     width = max((s.rows.width for s in (*left, *reference)), default=1)
     most = min(most, max(32, _MAX_VALUES // width))
     keep = np.ones(len(alignment), np.bool_)
-    for stream in left:
-        keep &= stream.has(ours)
-    for stream in reference:
-        keep &= stream.has(theirs)
+    for stream in (*left, *reference):
+        there = stream.has(ours if stream.side == "left" else theirs)
+        if stream.kind == "sweep" or there.sum() >= MIN_ROWS:  # a slot without rows must not hide the others
+            keep &= there
     rows = np.flatnonzero(keep & (alignment.positions > 0))
     if len(rows) < MIN_ROWS:
         rows = np.flatnonzero(keep)

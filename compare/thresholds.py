@@ -14,21 +14,23 @@ class Thresholds:
     """Limits on relative L2 distances (medians over rows) and on what counts as a fit.
 
     match: at or below it a slot matches when nothing better is known (served bf16 against transformers bf16 lies
-    below 0.03). noise: above ``match`` and at or below it, an unstructured difference is called noise.
-    neighbour_match / neighbour_noise: the same two limits as parts of the distance to the nearest neighbouring
-    boundary, where that was measured: ``match`` then is the smaller of both, and ``noise`` is the relative one.
+    below 0.03). noise: above ``match`` and at or below it, an unstructured difference is called noise; never more than
+    that. neighbour_match / neighbour_noise: the same two as parts of the distance to the nearest neighbouring boundary,
+    where that was measured. blind_noise: in place of it where it was not: a neighbouring boundary may be that near. Of
+    all limits that apply the smallest counts.
     noise_match / noise_limit: multiples of a recorded noise floor, which replace ``match`` and ``noise``.
     located: a boundary is the right one when its distance is below this part of the second best. scale: a fitted
     factor further from 1 than this is a fault. row / row_cosine: one row that is further off than ``row`` and has
     a cosine below ``row_cosine`` holds something else; so does one whose cosine without massive channels alone is
     below row_hidden (a router that sent one token elsewhere stays above). accept: a mean accept length below it is
-    suspicious.
+    suspicious where no expected one is known, accept_part: one whose drafted part is below this part of the expected.
     """
 
     match: float = 0.05
-    noise: float = 0.07
+    noise: float = 0.25
     neighbour_match: float = 0.5
     neighbour_noise: float = 0.6
+    blind_noise: float = 0.07
     noise_match: float = 2.0
     noise_limit: float = 4.0
     located: float = 0.6
@@ -37,6 +39,7 @@ class Thresholds:
     row_cosine: float = 0.85
     row_hidden: float = 0.5
     accept: float = 1.3
+    accept_part: float = 0.6
 
     def replaced(self, settings: Sequence[str]) -> Thresholds:
         """These thresholds with ``name=value`` settings applied, as ``--threshold`` gives them."""
@@ -101,7 +104,10 @@ def slot_limits(
         most = max(thresholds.noise_limit * noise[0], noise[1], match)
         why = f"a recorded noise floor of {noise[0]:.2g}"
     if neighbour is not None and neighbour > 0:
-        near, far = thresholds.neighbour_match * neighbour, thresholds.neighbour_noise * neighbour
+        match = min(match, thresholds.neighbour_match * neighbour)
+        most = min(most, thresholds.neighbour_noise * neighbour)
         why += f", and the neighbouring boundary at {neighbour:.2g}"
-        match, most = min(match, near), far if noise is None else min(most, far)
+    elif noise is None:
+        most = min(most, thresholds.blind_noise)
+        why += ", no neighbouring boundary measured"
     return Limits(match, max(match, most), why)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from drafttrace.tracer.errors import DrafttraceError
 
 if TYPE_CHECKING:
-    from drafttrace.compare.diff import MeasuredSlot
+    from drafttrace.compare.measured import MeasuredSlot
     from drafttrace.compare.result import Result
     from drafttrace.tracer.capture import Capture
 
@@ -62,11 +62,11 @@ class RowTable:
 
 def of_captures(left: Capture, reference: Capture) -> RowTable:
     """All paired rows of all slots. Raises NothingToCompare where there are none."""
-    from drafttrace.compare.describe import RowIds, phase_name
+    from drafttrace.compare.describe import phase_name
     from drafttrace.compare.diff import measure_slots
 
-    def part(slot: MeasuredSlot, ids: RowIds) -> dict[str, Column]:
-        count = len(slot.measures)
+    def part(slot: MeasuredSlot) -> dict[str, Column]:
+        ids, count = slot.ids, len(slot.measures)
         return {
             "slot": np.full(count, slot.index, np.int64),
             "left": np.full(count, slot.left.name),
@@ -78,8 +78,8 @@ def of_captures(left: Capture, reference: Capture) -> RowTable:
             **{name: getattr(slot.measures, name) for name in (*MEASURES, *FLAGS)},
         }
 
-    ids, slots = measure_slots(left, reference)
-    return _joined([part(slot, ids) for slot in slots], (*IDENTITY, *MEASURES, *FLAGS))
+    slots = measure_slots(left, reference)
+    return _joined([part(slot) for slot in slots], (*IDENTITY, *MEASURES, *FLAGS))
 
 
 def of_result(result: Result) -> RowTable:

@@ -145,6 +145,8 @@ class Capture:
     about: parsed JSON blocks of a trace (environment, server_args, target_config, draft_config, wiring, request,
     weights) or what a dump says of itself. present: masks ``[R]``, by slot name (also "embed" and "last"), of the
     rows that were recorded, where some were not: those are zero; a name that is missing here has all its rows.
+    padded: mask ``[R]`` of the rows that were computed in a batch with padding rows beside them, None where no file
+    tells.
     """
 
     path: str
@@ -167,6 +169,7 @@ class Capture:
     about: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     present: Mapping[str, npt.NDArray[np.bool_]] = field(default_factory=dict)
+    padded: npt.NDArray[np.bool_] | None = None
 
     def __repr__(self) -> str:
         from drafttrace.tracer.capture_html import one_line

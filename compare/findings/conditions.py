@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from drafttrace.compare.facts import Facts
 from drafttrace.compare.findings.base import finding, name_slots
+from drafttrace.compare.ranks import Divergence
 from drafttrace.compare.result import Finding
 from drafttrace.tracer.capture import Capture
 
@@ -19,31 +20,62 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 def _ranks(facts: Facts) -> Iterator[Finding]:
     ranks = facts.ranks
+    summed: set[str] = set()
     if ranks.partial is not None:
         partial = ranks.partial
+        summed = {f"aux/{slot}" for slot in partial.slots} | {"hidden_in", "fc_in"}
         yield finding(
             "partial-sum",
-            f"{name_slots(partial.slots).capitalize()} of this rank hold only a part: the sum over the ranks is the "
-            "reference's state.",
+            f"{name_slots(partial.slots).capitalize()} of this rank {'holds' if len(partial.slots) == 1 else 'hold'} "
+            "only a part: the sum over the ranks is the reference's state.",
             slots=partial.slots,
             confidence=0.97,
             evidence={"rel_l2_alone": list(partial.alone), "rel_l2_of_the_sum": list(partial.summed)},
             remedy="An all-reduce is missing between the capture point and the layer: capture after it.",
         )
-    if ranks.divergences:
-        first = ranks.divergences[0]
-        names = sorted({d.name for d in ranks.divergences})
-        yield finding(
-            "rank-divergence",
-            f"Ranks disagree on tensors that all should hold alike ({', '.join(names)}): rank {first.rank} differs first "
-            f"in {first.name} at position {first.position}.",
-            confidence=0.97,
-            evidence={
-                f"rank {d.rank}, {d.name}": {"rows": d.rows, "differing": d.differing, "frame": d.frame}
-                for d in ranks.divergences[:20]
-            },
-            remedy="Compare with --tp-size 1; look for an operation that runs on one rank only, or for sampling per rank.",
-        )
+    moved = [d for d in ranks.divergences if d.moved > 0.6 * d.differing and d.differing >= 3]
+    if moved:
+        yield _mixed_up(moved)
+    rest = [d for d in ranks.divergences if d not in moved and d.name not in summed]
+    if rest:
+        yield _divergence(rest, asked=ranks.partial is None)
+
+
+def _mixed_up(moved: Sequence[Divergence]) -> Finding:
+    """Ranks that hold the same rows in another order."""
+    first = moved[0]
+    how = f": {first.blocks.kind}" if first.blocks is not None else ""
+    return finding(
+        "rows-by-rank",
+        f"Rank {first.rank} holds the first rank's rows of {first.name} at other places{how}.",
+        confidence=0.95 if first.blocks is not None else 0.8,
+        evidence={
+            f"rank {d.rank}, {d.name}": {"rows": d.rows, "at_another_place": d.moved, "frame": d.frame}
+            for d in moved[:20]
+        },
+        remedy="Look at what gathers rows between the ranks: its order is not the order of the tokens.",
+    )
+
+
+def _divergence(divergences: Sequence[Divergence], asked: bool) -> Finding:
+    first = divergences[0]
+    names = sorted({d.name for d in divergences})
+    more = (
+        " To see whether the ranks hold parts of a sum, record with drafttrace serve --all-ranks and give the other "
+        "ranks' traces with --rank-trace."
+    )
+    return finding(
+        "rank-divergence",
+        f"Ranks disagree on tensors that all should hold alike ({', '.join(names)}): rank {first.rank} differs first "
+        f"in {first.name} at position {first.position}.",
+        confidence=0.97,
+        evidence={
+            f"rank {d.rank}, {d.name}": {"rows": d.rows, "differing": d.differing, "frame": d.frame}
+            for d in divergences[:20]
+        },
+        remedy="Compare with --tp-size 1; look for an operation that runs on one rank only, or for sampling per rank."
+        + (more if asked else ""),
+    )
 
 
 def _conditions(facts: Facts) -> Iterator[Finding]:
@@ -54,10 +86,10 @@ def _conditions(facts: Facts) -> Iterator[Finding]:
     if facts.reading is None or not facts.reading.same:
         return
     explained = {s.index for s in (*facts.left_streams, *facts.reference_streams) if s.explanation is not None}
-    odd = {r.slot for r in facts.rows if r.outliers and not r.copies}
+    odd = {r.slot for r in facts.rows if r.outliers}
     broken = {s.slot for s in facts.slots if s.zero_rows or s.nan_rows}
     bad = {s.slot for s in facts.slots if s.verdict == "mismatch"} | odd
-    slots = sorted(bad - explained - broken)
+    slots = sorted(bad - explained - broken - facts.copies.slots)
     if not slots or (facts.alignment is not None and facts.alignment.shift):
         return
     name, text, remedy = _difference(facts.left, reference)

@@ -1,4 +1,4 @@
-"""F, G, I, K: rows at the wrong place - moved, copied, constant, or only a span of them."""
+"""F, G, K: rows at the wrong place: moved, missing, or only a span of them that deviates."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from drafttrace.compare.facts import Facts, RowFacts
-from drafttrace.compare.findings.base import finding, name_slots
+from drafttrace.compare.findings.base import finding
 from drafttrace.compare.result import NOTE, Finding
 
 
@@ -18,8 +18,6 @@ def find(facts: Facts) -> Iterator[Finding]:
     yield from _token_shift(facts)
     yield from _mask_shift(facts)
     yield from _prefix_gap(facts)
-    yield from _constant(facts)
-    yield from _stale(facts)
     yield from _span(facts)
 
 
@@ -90,45 +88,6 @@ def _prefix_gap(facts: Facts) -> Iterator[Finding]:
     )
 
 
-def _constant(facts: Facts) -> Iterator[Finding]:
-    bad = [s for s in facts.slots if s.rows >= 4 and max(s.duplicate_rows, s.constant_rows) > s.rows // 2]
-    if not bad:
-        return
-    yield finding(
-        "constant-rows",
-        f"{name_slots([s.slot for s in bad]).capitalize()} hold the same row, or one value, for different tokens.",
-        slots=[s.slot for s in bad],
-        confidence=0.95,
-        evidence={
-            str(s.slot): {"duplicates": s.duplicate_rows, "flat": s.constant_rows, "rows": s.rows} for s in bad
-        },
-        remedy="A buffer is read that nobody fills per token: look at what the capture copies from, and when.",
-    )
-
-
-def _stale(facts: Facts) -> Iterator[Finding]:
-    found = [r for r in facts.rows if r.copies]
-    if not found:
-        return
-    first = found[0]
-    position = min(first.copies)
-    source, number = first.copies[position]
-    when = "the prompt" if number < 0 else f"round {number}"
-    total = len({p for r in found for p in r.copies})
-    yield finding(
-        "stale-rows",
-        f"{total} row{'s' if total > 1 else ''} of the left side (first: position {position}) "
-        f"{'are copies' if total > 1 else 'is a copy'} of earlier rows (there: position {source}, {when}).",
-        slots=[r.slot for r in found],
-        confidence=0.97,
-        evidence={str(r.slot): {str(p): list(c) for p, c in sorted(r.copies.items())[:20]} for r in found},
-        remedy=(
-            "A buffer was read before it was written for this pass: compare eager with graphs, and look for a copy that is "
-            "skipped when a shape differs (EAGLEDraftExtendCudaGraphRunner skips hidden states of another width)."
-        ),
-    )
-
-
 def _span(facts: Facts) -> Iterator[Finding]:
     """Outliers on one contiguous run of placeholder tokens."""
     for rows in facts.rows:
@@ -148,7 +107,12 @@ def _span(facts: Facts) -> Iterator[Finding]:
 
 def _placeholder_span(facts: Facts, rows: RowFacts) -> tuple[int, int, int] | None:
     outliers = sorted(rows.outliers)
-    if len(outliers) < 4 or outliers[-1] - outliers[0] + 1 != len(outliers) or rows.zero_left or rows.copies:
+    if (
+        len(outliers) < 4
+        or outliers[-1] - outliers[0] + 1 != len(outliers)
+        or rows.zero_left
+        or rows.slot in facts.copies.slots
+    ):
         return None
     tokens = {int(facts.left.tokens[p]) for p in outliers if p < len(facts.left.tokens)}
     everywhere = int(np.isin(facts.left.tokens, list(tokens)).sum())

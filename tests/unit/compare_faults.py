@@ -123,6 +123,17 @@ def one_wrong_row(row: int) -> Fault:
     return over_slots(change)
 
 
+def one_unknown_row(row: int) -> Fault:
+    """One row that is no state of anything."""
+
+    def change(x: Floats) -> Floats:
+        x = x.copy()
+        x[row] = np.random.default_rng(4).permutation(x[row])
+        return x
+
+    return over_slots(change)
+
+
 def scaled(factor: float, which: tuple[int, ...] | None = None) -> Fault:
     return over_slots(lambda x: x * factor, which)
 

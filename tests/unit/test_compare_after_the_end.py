@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from drafttrace.compare.findings.level import after_the_end
+from drafttrace.compare.acceptance import after_the_end
 from drafttrace.tracer.capture import Capture, RowTable
 
 

@@ -80,7 +80,8 @@ SINGLE: dict[str, tuple[str, Fault]] = {
     "slot 0 zero": ("zero-rows", faults.zeroed((0,))),
     "two rows zero": ("zero-rows", faults.zero_rows((5, 6))),
     "one NaN": ("nan-inf", faults.nan_at(7)),
-    "one wrong row": ("unexplained", faults.one_wrong_row(20)),
+    "one row of another token": ("stale-rows", faults.one_wrong_row(20)),
+    "one unknown row": ("unexplained", faults.one_unknown_row(20)),
     "4 % scale": ("scale", faults.scaled(1.04)),
     "sqrt(H) on the embedding": ("scale", faults.scaled(8.0, (0,))),
     "gain w - 1 in a slot": ("norm-gain", faults.gain((GAIN - 1) / GAIN, (1,))),
@@ -415,9 +416,32 @@ def test_drafts_without_slots_are_compared_by_their_last_state() -> None:
 def test_no_row_in_common_says_why() -> None:
     left = trace()
     hidden = np.zeros(len(left.table), np.bool_)
-    found = diff(replace(left, present={"aux/0": hidden}), dumped(NOISY, BASE))
+    found = diff(replace(left, present=dict.fromkeys(("aux/0", "aux/1", "aux/2"), hidden)), dumped(NOISY, BASE))
     assert (found.findings[0].id, found.exit_code) == ("no-overlap", 2)
-    assert "not recorded in every slot" in found.summary
+    assert "not recorded in any slot" in found.summary
+
+
+def test_rows_that_one_slot_lacks_are_compared_in_the_others() -> None:
+    left = trace()
+    some = np.ones(len(left.table), np.bool_)
+    some[5:9] = False
+    zeroed = np.asarray(left.slots[1].rows.raw(0, len(some))).copy()
+    zeroed[5:9] = 0
+    slots = (left.slots[0], replace(left.slots[1], rows=ArrayRows(zeroed, left.slots[1].rows.dtype)), left.slots[2])
+    found = diff(replace(left, slots=slots, present={"aux/1": some}), dumped(NOISY, BASE))
+    no_fault(found)
+    assert [s.rows for s in found.slots] == [44, 40, 44] and found.slots[1].zero_rows == 0
+
+
+def test_a_slot_without_a_common_row_is_neither_match_nor_mismatch() -> None:
+    left = trace()
+    hidden = np.zeros(len(left.table), np.bool_)
+    found = diff(replace(left, present={"aux/0": hidden}), dumped(NOISY, BASE))
+    assert [s.verdict for s in found.slots] == ["incomparable", "match", "match"]
+    assert (found.verdict, found.exit_code) == ("incomparable", 2)
+    assert "slot 0 has no row on both sides" in found.summary
+    wrong = diff(replace(left, present={"aux/0": hidden}), slots_at((0, 8, 12))(dumped(NOISY, BASE)))
+    assert (wrong.findings[0].id, wrong.exit_code) == ("wrong-boundary", 1)
 
 
 def test_a_shared_header_is_no_comparison() -> None:

@@ -11,7 +11,7 @@ import pytest
 from compare_world import bf16, dumped, make_world, served
 
 from drafttrace.compare.diff import diff
-from drafttrace.compare.ranks import compare_hashes
+from drafttrace.compare.ranks import RankFacts, compare_hashes
 from drafttrace.tracer.capture import Capture
 from drafttrace.tracer.trace.schema import RANK_ROW
 
@@ -38,8 +38,8 @@ def test_equal_ranks_agree_whatever_the_order_of_their_rows() -> None:
     order = np.random.default_rng(0).permutation(12)
     other = rank(1)
     mixed = replace(other, rows=other.rows[order], hashes=other.hashes[order])
-    assert compare_hashes([mixed, rank(0)]) == (12, ())
-    assert compare_hashes([rank(0)]) == (0, ())
+    assert compare_hashes([mixed, rank(0)]) == RankFacts(12)
+    assert compare_hashes([rank(0)]) == RankFacts()
 
 
 def test_the_first_differing_row_is_named_and_missing_ones_are_not_compared() -> None:
@@ -47,7 +47,7 @@ def test_the_first_differing_row_is_named_and_missing_ones_are_not_compared() ->
     other.hashes[7, 1] += np.uint64(5)
     other.hashes[9, 1] += np.uint64(5)
     other.hashes[2, 0] = 0
-    _, [found] = compare_hashes([rank(0), other])
+    [found] = compare_hashes([rank(0), other]).divergences
     assert (found.rank, found.name, found.differing, found.frame, found.position) == (1, "last", 2, 1, 2)
     result = diff(served(WORLD, WIRING), dumped(WORLD, WIRING), ranks=[rank(0), other])
     assert result.findings[0].id == "rank-divergence" and result.exit_code == 1
@@ -59,7 +59,7 @@ def test_branches_of_a_tree_at_one_position_are_told_apart() -> None:
     for side in (one, two):
         side.rows["position"] = 3
         side.rows["frame"] = 0
-    assert compare_hashes([one, two]) == (4, ())
+    assert compare_hashes([one, two]) == RankFacts(4)
 
 
 def test_a_sum_that_was_never_added_up_is_found() -> None:

@@ -174,12 +174,20 @@ def test_no_threshold_makes_a_named_fault_go_away() -> None:
 
 
 def test_limits_say_what_they_rest_on() -> None:
-    assert slot_limits(DEFAULT, None, None) == Limits(0.05, 0.07, "the default limits")
+    blind = slot_limits(DEFAULT, None, None)
+    assert blind == Limits(0.05, 0.07, "the default limits, no neighbouring boundary measured")
     near = slot_limits(DEFAULT, None, 0.08)
     assert (near.match, round(near.noise, 6)) == (0.04, 0.048) and "0.08" in near.against
     noisy = slot_limits(DEFAULT, (0.01, 0.03), None)
     assert (noisy.match, noisy.noise) == (0.02, 0.04)
     assert slot_limits(DEFAULT, (0.2, 0.3), 0.1).noise <= 0.06
+
+
+def test_a_far_neighbour_does_not_turn_garbage_into_noise() -> None:
+    """The embedding's next boundary can be 65 times its norm away: six tenths of that is no limit."""
+    far = slot_limits(DEFAULT, None, 65.0)
+    assert (far.match, far.noise) == (0.05, DEFAULT.noise)
+    assert slot_limits(replace(DEFAULT, noise=0.1), None, 65.0).noise == 0.1
 
 
 def test_types_of_the_result_can_be_resolved() -> None:

@@ -105,6 +105,7 @@ def capture_of(trace: TraceFile) -> Capture:
         about=about,
         notes=(*_state_notes(trace, complete), *notes, *wiring.notes, *token_notes, *_gap_notes(target, probes)),
         present={name: mask for name, mask in target.present.items() if not mask.all()},
+        padded=target_rows["padded_rows"] > target_rows["live_rows"],
     )
 
 

@@ -1,0 +1,131 @@
+"""Accept lengths: what a trace observed, and what the accuracies of training would give."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from drafttrace.compare.result import Acceptance
+from drafttrace.tracer.capture import Capture
+from drafttrace.tracer.errors import DrafttraceError
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the draft should reach: tokens per round (bonus included), and the accuracy of every step where known."""
+
+    length: float
+    accuracies: tuple[float, ...]
+    source: str
+
+
+def expected_of_accuracies(accuracies: Sequence[float], source: str) -> Expected:
+    """1 + a1 + a1·a2 + …: step k counts only where all steps before it were right."""
+    length, product = 1.0, 1.0
+    for accuracy in accuracies:
+        product *= accuracy
+        length += product
+    return Expected(length, tuple(accuracies), source)
+
+
+def parse_expected(text: str, steps: int | None = None) -> Expected:
+    """``2.7`` (a length), ``0.75,0.71,0.68`` (accuracies per step) or ``0.75`` (one for all of ``steps`` steps).
+
+    Raises DrafttraceError for anything else.
+    """
+    try:
+        numbers = [float(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if len(numbers) == 1 and 1 < numbers[0] < 1000:
+        return Expected(numbers[0], (), "given")
+    if not numbers or not all(0 <= number <= 1 for number in numbers):
+        raise DrafttraceError(
+            f"The expected accept length '{text}' is neither a length above 1 nor accuracies between 0 and 1; write it "
+            "like 2.7 or 0.75,0.71,0.68, or give the file that drafttrace replay --json wrote."
+        )
+    if len(numbers) == 1:
+        numbers *= steps if steps is not None and steps > 0 else 3
+    shown = ", ".join(f"{number:.3g}" for number in numbers)
+    return expected_of_accuracies(numbers, f"1 + a1 + a1·a2 + … with step accuracies {shown}")
+
+
+def expected_of_replay(value: Any, path: str) -> Expected:
+    """The expected length of the best wiring in the JSON of ``drafttrace replay``. Raises DrafttraceError otherwise."""
+    rows = value.get("wirings") if isinstance(value, Mapping) else None
+    scores = [row.get("score") for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else []
+    for score in scores:
+        length = score.get("expected") if isinstance(score, Mapping) else None
+        if isinstance(length, (int, float)) and length >= 1:
+            return Expected(float(length), (), f"the replay of '{path}'")
+    raise DrafttraceError(
+        f"'{path}' holds no replay with an expected accept length; give what 'drafttrace replay --json' wrote."
+    )
+
+
+def draft_steps(trace: Capture) -> int | None:
+    """Draft steps per round of the server that recorded a trace."""
+    arguments = trace.about.get("server_args")
+    steps = arguments.get("speculative_num_steps") if isinstance(arguments, Mapping) else None
+    return steps if isinstance(steps, int) and not isinstance(steps, bool) else None
+
+
+def acceptance_of(
+    left: Capture, reference: Capture | None, expected: Expected | None = None, fc_in: str = "unknown"
+) -> Acceptance:
+    """The trace's accept lengths beside the expected one: the given one, else one that a file's about block tells."""
+    request = left.about.get("request")
+    counts: Sequence[Any] = request.get("accept_counts", ()) if isinstance(request, Mapping) else ()
+    numbers = [float(c) for c in counts if isinstance(c, (int, float))]
+    wanted = expected or _declared(left, "the trace") or _declared(reference, "the reference")
+    return Acceptance(
+        observed=float(np.mean(numbers)) if numbers else None,
+        rounds=len(numbers),
+        expected=wanted.length if wanted is not None else None,
+        expected_source=wanted.source if wanted is not None else None,
+        curve=accept_curve(numbers),
+        expected_curve=wanted.accuracies if wanted is not None else (),
+        fc_in=fc_in,
+        after_the_end=after_the_end(left),
+    )
+
+
+def _declared(capture: Capture | None, source: str) -> Expected | None:
+    block = capture.about.get("expected") if capture is not None else None
+    if not isinstance(block, Mapping) or not isinstance(block.get("accept_length"), (int, float)):
+        return None
+    return Expected(float(block["accept_length"]), (), str(block.get("source", source)))
+
+
+def accept_curve(counts: Sequence[float]) -> tuple[float, ...]:
+    """Per draft position the share of rounds that accepted it, of those that accepted the one before."""
+    shares = []
+    reached = len(counts)
+    for position in range(1, int(max(counts, default=1)) + 1):
+        accepted = sum(1 for count in counts if count > position)
+        if reached < 3:
+            break
+        shares.append(accepted / reached)
+        reached = accepted
+    return tuple(shares)
+
+
+def after_the_end(trace: Capture) -> bool:
+    """Whether the prompt was a finished text: nothing was trained on what follows, so its accept length says nothing."""
+    length = trace.prompt_length or 0
+    if not 0 < length <= len(trace.tokens):
+        return False
+    return int(trace.tokens[length - 1]) in end_tokens(trace)
+
+
+def end_tokens(capture: Capture) -> frozenset[int]:
+    """The ids that end a text, as the target's config tells them; empty where nothing does."""
+    config = capture.about.get("target_config")
+    inner = config.get("text_config") if isinstance(config, Mapping) else None
+    stops = next(
+        (c["eos_token_id"] for c in (config, inner) if isinstance(c, Mapping) and "eos_token_id" in c), None
+    )
+    return frozenset(stop for stop in (stops if isinstance(stops, list) else [stops]) if isinstance(stop, int))

@@ -1,0 +1,46 @@
+"""Everything about rows that stand where another row belongs: looked for in one capture, in others, in the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from drafttrace.compare.facts import CopyFacts, RowFacts
+from drafttrace.compare.judge import MATCH
+from drafttrace.compare.measured import MeasuredSlot
+from drafttrace.compare.repeats import find_borrowed, find_repeats
+from drafttrace.compare.result import SlotResult
+from drafttrace.compare.rowmap import find_row_map
+from drafttrace.tracer.capture import Capture
+
+
+def look_for_copies(
+    left: Capture,
+    reference: Capture | None,
+    others: Sequence[Capture],
+    measured: Sequence[MeasuredSlot] = (),
+    judged: Sequence[SlotResult] = (),
+    odd: Sequence[RowFacts] = (),
+) -> CopyFacts:
+    """The facts. others: traces of other requests. measured, judged, odd: the slots, where they were compared."""
+    wanted = {rows.slot: rows.odd_rows for rows in odd if rows.odd_rows}
+    verdicts = {slot.slot: slot for slot in judged}
+    maps = [
+        find_row_map(slot, left, rank_count(left))
+        for slot in measured
+        if slot.index >= 0 and (verdicts[slot.index].verdict != MATCH or verdicts[slot.index].outlier_rows)
+    ]
+    return CopyFacts(
+        left=find_repeats(left),
+        reference=find_repeats(reference) if reference is not None else (),
+        borrowed=find_borrowed(left, others, wanted),
+        maps=tuple(found for found in maps if found is not None),
+    )
+
+
+def rank_count(trace: Capture) -> int:
+    """Ranks of the server that recorded a trace, 0 where it does not say."""
+    arguments = trace.about.get("server_args")
+    if not isinstance(arguments, Mapping):
+        return 0
+    found = arguments.get("tp_size")
+    return found if isinstance(found, int) and not isinstance(found, bool) else 0

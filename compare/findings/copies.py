@@ -1,0 +1,299 @@
+"""H, I: rows that hold another row's bytes - constant, stale, another request's, a padding row's, another rank's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from drafttrace.compare.copies import rank_count
+from drafttrace.compare.facts import Facts
+from drafttrace.compare.findings.base import finding, name_slots
+from drafttrace.compare.repeats import LAST, Borrowed, Repeat, RowAt
+from drafttrace.compare.result import NOTE, Finding
+from drafttrace.compare.rowblocks import Blocks, RowMap, fit_repeated
+
+_STALE = (
+    "A buffer was read before it was written for this pass: compare eager with graphs (--disable-cuda-graph), and look for "
+    "a copy that is skipped when a shape differs (EAGLEDraftExtendCudaGraphRunner skips hidden states of another width)."
+)
+_BY_RANK = (
+    "Look at what gathers or scatters rows between the ranks (attention data parallelism, sequence parallelism, an "
+    "all-gather): its order is not the order of the tokens. --tp-size 1 without --enable-dp-attention confirms it."
+)
+_PADDING = (
+    "A padding row was read in the place of a live one: look at what indexes the padded batch (last-token gathers, accept "
+    "indices that count padding rows). --disable-cuda-graph, or --disable-cuda-graph-padding, confirms it."
+)
+_OTHER_REQUEST = (
+    "Rows of a batch went to the wrong request: look at what gathers the accepted rows per request (strides, accept "
+    "lengths, requests that left the batch). --max-running-requests 1 confirms it."
+)
+
+
+def find(facts: Facts) -> Iterator[Finding]:
+    """Findings about copied rows, inside the left side, inside the reference, and between requests."""
+    constant = _constant_slots(facts)
+    if constant:
+        yield _constant(facts, constant)
+    mapped = [m for m in facts.copies.maps if m.slot not in constant]
+    blocks = [m for m in mapped if m.blocks is not None]
+    rest = [r for r in facts.copies.left if r.slot not in constant | {m.slot for m in blocks}]
+    by_rank = _repeated_by_rank(facts, rest) if rest else None
+    if blocks or by_rank is not None:
+        yield _by_rank(facts, blocks, by_rank, rest)
+        rest = [] if by_rank is not None else rest
+    padded = [r for r in rest if _is_padding(facts, r)]
+    if padded:
+        yield _padding(facts, padded)
+    stale = [r for r in rest if r not in padded]
+    if stale:
+        yield _stale(stale, "left")
+    yield from _stale_reference(facts, constant)
+    borrowed = [b for b in facts.copies.borrowed if b.slot not in constant]
+    if borrowed:
+        yield _borrowed(facts, borrowed)
+    told = {r.slot for r in (*stale, *padded)} | {b.slot for b in borrowed} | constant
+    moved = [m for m in mapped if m.blocks is None and m.slot not in told]
+    if moved and not facts.moved:
+        yield _moved(moved)
+    if not padded:
+        yield from _padding_by_batch(facts, told | {m.slot for m in mapped})
+
+
+def _called(slots: Sequence[int]) -> str:
+    """``slot 1 and the last state``."""
+    numbers = sorted({s for s in slots if s != LAST})
+    names = [name_slots(numbers)] if numbers else []
+    return " and ".join([*names, "the last state"] if LAST in slots else names)
+
+
+def _numbers(slots: Sequence[int]) -> list[int]:
+    return sorted({s for s in slots if s >= 0})
+
+
+def _constant_slots(facts: Facts) -> set[int]:
+    """Slots in which one row stands for most tokens, on either side."""
+    flat = {s.slot for s in facts.slots if s.rows >= 4 and max(s.duplicate_rows, s.constant_rows) > s.rows // 2}
+    return flat | {
+        r.slot for r in (*facts.copies.left, *facts.copies.reference) if r.of >= 4 and r.count > r.of // 2
+    }
+
+
+def _constant(facts: Facts, slots: set[int]) -> Finding:
+    sides = {
+        side
+        for side, repeats in (("left", facts.copies.left), ("reference", facts.copies.reference))
+        for r in repeats
+        if r.slot in slots and r.count > r.of // 2
+    }
+    counts = {
+        str(s.slot): {"duplicates": s.duplicate_rows, "flat": s.constant_rows, "rows": s.rows}
+        for s in facts.slots
+        if s.slot in slots
+    }
+    where = " of the reference" if sides == {"reference"} else ""
+    one = len(slots) == 1
+    return finding(
+        "constant-rows",
+        f"{_called(sorted(slots)).capitalize()}{where} {'holds' if one else 'hold'} the same row, or one value, for "
+        "different tokens.",
+        slots=_numbers(sorted(slots)),
+        confidence=0.95,
+        evidence=counts | {"sides": sorted(sides)},
+        remedy="A buffer is read that nobody fills per token: look at what the capture copies from, and when.",
+    )
+
+
+def _repeated_by_rank(facts: Facts, repeats: Sequence[Repeat]) -> Blocks | None:
+    """Whether the equal rows of one pass stand a rank's block apart, or side by side once per rank."""
+    frames: dict[int, list[tuple[int, int]]] = {}
+    for repeat in repeats:
+        for first, copy in ((repeat.rows[0], row) for row in repeat.rows[1:]):
+            if first.frame == copy.frame:
+                frames.setdefault(first.frame, []).append((copy.place, first.place))
+    if not frames:
+        return None
+    frame, pairs = max(frames.items(), key=lambda one: len(one[1]))
+    count = int((facts.left.table.frame == frame).sum())
+    if len(set(pairs)) < max(3, count // 4):
+        return None
+    place, source = np.array(sorted(set(pairs)), np.int64).T
+    return fit_repeated(place, source, count, rank_count(facts.left))
+
+
+def _by_rank(facts: Facts, maps: Sequence[RowMap], repeated: Blocks | None, repeats: Sequence[Repeat]) -> Finding:
+    blocks = maps[0].blocks if maps else repeated
+    assert blocks is not None
+    slots = [m.slot for m in maps] or [r.slot for r in repeats]
+    known = rank_count(facts.left)
+    tail = f"; the server has {known} ranks" if known else ""
+    return finding(
+        "rows-by-rank",
+        f"The rows of {_called(slots)} are mixed up by rank: {blocks.kind} ({blocks.ranks} ranks explain "
+        f"{100 * blocks.share:.0f} % of the rows{tail}).",
+        slots=_numbers(slots),
+        confidence=0.95 if blocks.ranks == known else 0.85,
+        evidence={
+            "ranks": blocks.ranks,
+            "server_ranks": known or None,
+            "explained": blocks.share,
+            "position_holds_state_of": {str(m.slot): [list(p) for p in m.pairs[:16]] for m in maps},
+        },
+        remedy=_BY_RANK,
+    )
+
+
+def _is_padding(facts: Facts, repeat: Repeat) -> bool:
+    """Equal rows that all come out of padded batches. A padding row is computed from the same nothing every time.
+
+    Where a reference says that the first of them is right, the others are copies of it instead.
+    """
+    if len(repeat.rows) < 2 or not all(row.padded for row in repeat.rows):
+        return False
+    rows = next((r for r in facts.rows if r.slot == repeat.slot), None)
+    if rows is not None and (repeat.rows[0].row in rows.good_rows):
+        return False
+    judged = rows is not None and repeat.rows[0].row in rows.odd_rows
+    return judged or len({row.frame for row in repeat.rows}) > 2
+
+
+def _padding(facts: Facts, repeats: Sequence[Repeat]) -> Finding:
+    rows = [row for repeat in repeats for row in repeat.rows]
+    first = min(rows, key=lambda r: r.position)
+    return finding(
+        "padding-leak",
+        f"{len({r.position for r in rows})} rows (first: position {first.position}) hold one and the same state for "
+        "different tokens, all of them in batches with padding: live rows hold a padding row.",
+        slots=_numbers([r.slot for r in repeats]),
+        confidence=0.85 if facts.reference is not None else 0.7,
+        evidence={str(r.slot): [_where(row) for row in r.rows[:20]] for r in repeats},
+        remedy=_PADDING,
+    )
+
+
+def _padding_by_batch(facts: Facts, told: set[int]) -> Iterator[Finding]:
+    """Odd rows in every padded batch they could be in, and in none without padding."""
+    padded = facts.left.padded
+    if padded is None or not padded.any():
+        return
+    for rows in facts.rows:
+        odd, good = np.array(rows.odd_rows, np.int64), np.array(rows.good_rows, np.int64)
+        if rows.slot in told or len(odd) < 2 or not padded[odd].all() or (~padded[good]).sum() < 5:
+            continue
+        yield finding(
+            "padding-leak",
+            f"All {len(odd)} odd rows of {_called([rows.slot])} were computed in batches with padding, and no row of a "
+            "batch without it is odd: live rows may hold padding rows.",
+            slots=_numbers([rows.slot]),
+            confidence=0.6,
+            evidence={
+                "positions": list(rows.outliers[:20]),
+                "odd_in_padded_batches": len(odd),
+                "good_in_padded_batches": int(padded[good].sum()),
+                "good_without_padding": int((~padded[good]).sum()),
+            },
+            remedy=_PADDING,
+        )
+        return
+
+
+def _stale(repeats: Sequence[Repeat], side: str) -> Finding:
+    copies = [(repeat, row) for repeat in repeats for row in repeat.copies]
+    repeat, row = min(copies, key=lambda one: (one[1].position, one[0].slot))
+    source = repeat.rows[0]
+    total = len({row.position for _, row in copies})
+    return finding(
+        "stale-rows",
+        f"{total} row{'s' if total > 1 else ''} of the {side} side (first: position {row.position}) "
+        f"{'are copies' if total > 1 else 'is a copy'} of earlier rows (there: position {source.position}, "
+        f"{_when(source)}).",
+        slots=_numbers([r.slot for r in repeats]),
+        confidence=0.97,
+        evidence={
+            str(r.slot): {str(c.position): [r.rows[0].position, r.rows[0].round] for c in r.copies[:20]}
+            for r in repeats
+        },
+        remedy=_STALE if side == "left" else _STALE_DUMP,
+    )
+
+
+_STALE_DUMP = (
+    "The writer of the dump reused a buffer, or wrote a row before it was computed: clone the states where they are "
+    "captured, and make the dump again."
+)
+
+
+def _stale_reference(facts: Facts, constant: set[int]) -> Iterator[Finding]:
+    repeats = [r for r in facts.copies.reference if r.slot not in constant]
+    if repeats:
+        yield _stale(repeats, "reference")
+
+
+def _when(row: RowAt) -> str:
+    return "the prompt" if row.round < 0 else f"round {row.round}"
+
+
+def _where(row: RowAt) -> dict[str, int]:
+    return {"position": row.position, "round": row.round, "frame": row.frame, "token_id": row.token_id}
+
+
+def _borrowed(facts: Facts, borrowed: Sequence[Borrowed]) -> Finding:
+    """Rows that another request has too. Where the reference says that ours are right, the other trace has the copy."""
+    good = {(rows.slot, row) for rows in facts.rows for row in rows.good_rows}
+    ours = [b for b in borrowed if (b.slot, b.row.row) not in good]
+    told = ours or list(borrowed)
+    first = min(told, key=lambda b: (b.row.position, b.slot))
+    total = len({b.row.position for b in told})
+    rows = "row" if total == 1 else "rows"
+    same = "bit for bit" if first.rel_l2 == 0 else f"to a relative L2 of {first.rel_l2:.2g}"
+    there = f"'{first.path}' (there: position {first.theirs.position}, {_when(first.theirs)})"
+    if ours:
+        text = (
+            f"{total} {rows} of {_called([b.slot for b in told])} (first: position {first.row.position}) "
+            f"{'belong' if total > 1 else 'belongs'} to another request: equal to {'rows' if total > 1 else 'a row'} of "
+            f"{there}, {same}."
+        )
+    else:
+        text = (
+            f"{total} {rows} of another request's trace {there} {'hold' if total > 1 else 'holds'} this request's state of "
+            f"position {first.row.position}."
+        )
+    return finding(
+        "cross-request",
+        text,
+        slots=_numbers([b.slot for b in told]),
+        confidence=0.97 if first.rel_l2 == 0 else 0.85,
+        evidence={
+            "rows": [
+                {
+                    "slot": b.slot,
+                    **_where(b.row),
+                    "trace": b.path,
+                    "their_position": b.theirs.position,
+                    "rel_l2": b.rel_l2,
+                }
+                for b in told[:20]
+            ]
+        },
+        remedy=_OTHER_REQUEST,
+        severity="fault" if ours else NOTE,
+    )
+
+
+def _moved(maps: Sequence[RowMap]) -> Finding:
+    """Rows that are the reference's state of another position, without a pattern that ranks leave."""
+    first = maps[0]
+    position, source = first.pairs[0]
+    return finding(
+        "stale-rows",
+        f"{len(first.pairs)} of {first.looked_at} deviating rows of {_called([m.slot for m in maps])} are the state of "
+        f"another position (first: position {position} holds the state of position {source}).",
+        slots=_numbers([m.slot for m in maps]),
+        confidence=0.8,
+        evidence={
+            str(m.slot): {"rel_l2": m.rel_l2, "position_holds_state_of": [list(p) for p in m.pairs[:20]]}
+            for m in maps
+        },
+        remedy=_STALE,
+    )

@@ -1,0 +1,241 @@
+"""Rows that hold, bit for bit, what a row of another token holds: in the same capture, or in another request's trace.
+
+A hidden state depends on every token up to its own, so rows of different tokens never agree in all their bits, unless
+one was copied from the other, or both from a third. States that depend on the token alone (the embedding) are left out:
+vocabularies have tokens that share a vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from drafttrace.compare.measure import BLOCK_BYTES, Bools
+from drafttrace.tracer.capture import Accepted, Capture, Ints
+from drafttrace.tracer.rows import Rows
+
+LAST = -1
+_NEAR = 0.03  # relative L2 below which a row of another pass counts as the same state (bf16 kernels lie below it)
+_MOST_ODD = 128
+
+
+@dataclass(frozen=True)
+class RowAt:
+    """One row of a capture. padded: it was computed in a batch that held padding rows. place: its number in the pass."""
+
+    row: int
+    position: int
+    token_id: int
+    round: int
+    frame: int
+    place: int
+    padded: bool
+    accepted: bool
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """Rows of one state with the same bits and different tokens, in the order of their passes (64 of them at most).
+
+    slot: number of the slot, LAST for the last state. count: how many rows there are; of: rows of the state at all.
+    """
+
+    slot: int
+    rows: tuple[RowAt, ...]
+    count: int
+    of: int
+
+    @property
+    def copies(self) -> tuple[RowAt, ...]:
+        """The rows of the text that came after the first one."""
+        return tuple(row for row in self.rows[1:] if row.accepted)
+
+
+@dataclass(frozen=True)
+class Borrowed:
+    """A row of this capture that another request's trace holds too. rel_l2: 0 where all bits agree."""
+
+    slot: int
+    row: RowAt
+    path: str
+    theirs: RowAt
+    rel_l2: float
+
+
+def find_repeats(capture: Capture) -> tuple[Repeat, ...]:
+    """Every group of equal rows in the slots and the last state of a capture."""
+    found: list[Repeat] = []
+    for slot, rows, present in _states(capture):
+        keys = _keys(rows, present)
+        groups = [group for group in _grouped(keys).values() if len(group) > 1]
+        groups = [g for g in groups if len(np.unique(capture.table.token_id[g])) > 1 and _all_equal(rows, g)]
+        most = [g for g in groups if len(g) > int(present.sum()) // 2]  # one row for most tokens
+        if not most and (not groups or _depends_on_the_token(capture, keys)):
+            continue
+        groups = most or groups
+        for group in groups:
+            at = sorted(rows_at(capture, group), key=lambda one: (one.frame, one.row))
+            repeat = Repeat(slot, tuple(at[:64]), len(group), int(present.sum()))
+            if repeat.copies:
+                found.append(repeat)
+    return tuple(found)
+
+
+def find_borrowed(
+    capture: Capture, others: Sequence[Capture], odd: Mapping[int, Iterable[int]]
+) -> tuple[Borrowed, ...]:
+    """Rows of the text that stand in another request's trace, at another token.
+
+    odd: per slot the row numbers that do not fit the reference; for these a nearly equal row counts too.
+    """
+    found: list[Borrowed] = []
+    held = list(_states(capture))
+    for other in others:
+        if _same_request(capture, other):
+            continue
+        theirs = {slot: (rows, present) for slot, rows, present in _states(other)}
+        for slot, rows, present in held:
+            if slot not in theirs or theirs[slot][0].width != rows.width:
+                continue
+            mine = present & (capture.table.accepted[: len(present)] == Accepted.ACCEPTED)
+            equal = list(_equal_rows(capture, rows, mine, other, *theirs[slot]))
+            if len(equal) > 1 and _depends_on_the_token(capture, _keys(rows, present)):
+                continue
+            pairs = [(a, b, 0.0) for a, b in equal]
+            known = {a for a, _ in equal}
+            wanted = np.array([r for r in odd.get(slot, ()) if r not in known][:_MOST_ODD], np.int64)
+            pairs += _near_rows(capture, rows, wanted, other, *theirs[slot])
+            for a, b, distance in pairs:
+                [row], [source] = rows_at(capture, [a]), rows_at(other, [b])
+                found.append(Borrowed(slot, row, other.path, source, distance))
+    return tuple(found)
+
+
+def rows_at(capture: Capture, index: Iterable[int]) -> list[RowAt]:
+    """Who some rows of the table are."""
+    table, padded = capture.table, capture.padded
+    first: dict[int, int] = {}
+    for row, frame in enumerate(table.frame.tolist()):
+        first.setdefault(frame, row)
+    return [
+        RowAt(
+            row=int(i),
+            position=int(table.position[i]),
+            token_id=int(table.token_id[i]),
+            round=int(table.round[i]),
+            frame=int(table.frame[i]),
+            place=int(i) - first[int(table.frame[i])],
+            padded=bool(padded[i]) if padded is not None else False,
+            accepted=bool(table.accepted[i] == Accepted.ACCEPTED),
+        )
+        for i in index
+    ]
+
+
+def _states(capture: Capture) -> Iterator[tuple[int, Rows, Bools]]:
+    """(slot, rows, which rows there are) of every state that depends on more than its own token."""
+    states = [(i, s.name, s.rows) for i, s in enumerate(capture.slots) if s.boundary != 0]
+    if capture.last is not None:
+        states.append((LAST, "last" if "last" in capture.present else capture.last.name, capture.last.rows))
+    position, limit = capture.table.position, capture.valid_length or len(capture.tokens)
+    for slot, name, rows in states:
+        count = min(len(rows), len(capture.table))
+        present = (position[:count] >= 0) & (position[:count] < limit)
+        mask = capture.present.get(name)
+        yield slot, rows, present if mask is None else present & mask[:count]
+
+
+def _keys(rows: Rows, present: Bools) -> npt.NDArray[np.int64]:
+    """A hash of every row's stored bytes, 0 for rows that are absent or all zero."""
+    keys = np.zeros(len(present), np.int64)
+    step = max(16, BLOCK_BYTES // max(1, rows.width * rows.dtype.storage.itemsize))
+    for start in range(0, len(present), step):
+        block = np.ascontiguousarray(rows.raw(start, min(start + step, len(present))))
+        for i in np.flatnonzero(present[start : start + len(block)] & block.any(1)):
+            keys[start + i] = hash(block[i].tobytes()) or 1
+    return keys
+
+
+def _grouped(keys: npt.NDArray[np.int64]) -> dict[int, Ints]:
+    order = np.argsort(keys, kind="stable")
+    values, starts = np.unique(keys[order], return_index=True)
+    parts = np.split(order, starts[1:])
+    return {int(v): part.astype(np.int64) for v, part in zip(values, parts, strict=True) if v != 0}
+
+
+def _all_equal(rows: Rows, group: Ints) -> bool:
+    """Whether the hashes told the truth (of the first rows of a large group)."""
+    first = rows.raw(int(group[0]), int(group[0]) + 1)
+    return all(np.array_equal(first, rows.raw(int(i), int(i) + 1), equal_nan=False) for i in group[1:64])
+
+
+def _depends_on_the_token(capture: Capture, keys: npt.NDArray[np.int64]) -> bool:
+    """Whether rows of one token at different positions are equal throughout: then the state is an embedding."""
+    table = capture.table
+    count = len(keys)
+    pairs, equal = 0, 0
+    for token in np.unique(table.token_id[:count]):
+        where = np.flatnonzero((table.token_id[:count] == token) & (keys != 0))
+        if len(where) < 2 or len(np.unique(table.position[where])) < 2:
+            continue
+        pairs += 1
+        equal += len(np.unique(keys[where])) == 1
+    return pairs > 0 and equal > pairs // 2
+
+
+def _same_request(one: Capture, two: Capture) -> bool:
+    """The same recording, or one of the same text: its rows are meant to be equal."""
+    count = min(len(one.tokens), len(two.tokens))
+    return one.path == two.path or (count > 0 and np.array_equal(one.tokens[:count], two.tokens[:count]))
+
+
+def _equal_rows(
+    capture: Capture, rows: Rows, mine: Bools, other: Capture, their_rows: Rows, their_present: Bools
+) -> Iterator[tuple[int, int]]:
+    """(row, their row) with equal bits and different tokens."""
+    if rows.dtype != their_rows.dtype:
+        return
+    theirs = _grouped(_keys(their_rows, their_present))
+    for key, group in _grouped(_keys(rows, mine)).items():
+        for row in group:
+            for there in theirs.get(key, ()):
+                if capture.table.token_id[row] != other.table.token_id[there]:
+                    if np.array_equal(rows.raw(row, row + 1), their_rows.raw(there, there + 1)):
+                        yield int(row), int(there)
+                    break
+
+
+def _near_rows(
+    capture: Capture, rows: Rows, wanted: Ints, other: Capture, their_rows: Rows, their_present: Bools
+) -> list[tuple[int, int, float]]:
+    """(row, their row, relative L2) of the wanted rows that are the same state as another token's row over there."""
+    if len(wanted) == 0:
+        return []
+    x = rows.take(wanted).astype(np.float64)
+    best, where = np.full(len(wanted), np.inf), np.full(len(wanted), -1, np.int64)
+    step = max(16, BLOCK_BYTES // (4 * max(1, their_rows.width)))
+    for start in range(0, len(their_present), step):
+        stop = min(start + step, len(their_present))
+        distance = relative_distances(x, their_rows.floats(start, stop).astype(np.float64))
+        tokens = other.table.token_id[start:stop]
+        distance[:, ~their_present[start:stop]] = np.inf
+        distance[capture.table.token_id[wanted][:, None] == tokens[None]] = np.inf
+        near = distance.argmin(1)
+        value = distance[np.arange(len(x)), near]
+        better = value < best
+        best, where = np.where(better, value, best), np.where(better, near + start, where)
+    return [
+        (int(row), int(there), float(d)) for row, there, d in zip(wanted, where, best, strict=True) if d < _NEAR
+    ]
+
+
+def relative_distances(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """|x - y| / |x| of every pair of rows, ``[m, n]``; infinite where a side is not finite or x is zero."""
+    with np.errstate(all="ignore"):
+        squares = (x * x).sum(1)[:, None] + (y * y).sum(1)[None] - 2 * (x @ y.T)
+        found: npt.NDArray[np.float64] = np.sqrt(np.maximum(0.0, squares)) / np.linalg.norm(x, axis=1)[:, None]
+    found[~np.isfinite(found)] = np.inf
+    return found

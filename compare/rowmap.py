@@ -1,0 +1,63 @@
+"""Which reference row every deviating row of a slot is."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from drafttrace.compare.measured import MeasuredSlot
+from drafttrace.compare.repeats import relative_distances
+from drafttrace.compare.rowblocks import RowMap, fit_blocks
+from drafttrace.tracer.capture import Capture, Ints
+
+_MIN_ROWS = 6
+_ROWS, _REFERENCE_ROWS = 96, 2048
+
+
+def find_row_map(slot: MeasuredSlot, left: Capture, ranks: int = 0) -> RowMap | None:
+    """Where the deviating rows of a slot stand in the reference; None where most of them stand nowhere in it.
+
+    Only the pass with most rows is looked at. ranks: how many the server has, 0 where that is not known.
+    """
+    frames = left.table.frame[slot.pairs.left_rows]
+    if len(frames) < _MIN_ROWS:
+        return None
+    values, counts = np.unique(frames, return_counts=True)
+    here = np.flatnonzero(frames == values[counts.argmax()])[:_REFERENCE_ROWS]
+    off = here[~(slot.measures.rel_l2[here] < 0.15)]
+    if len(off) < 3:
+        return None
+    chosen = off[np.linspace(0, len(off) - 1, min(_ROWS, len(off))).round().astype(np.int64)]
+    x = slot.left.rows.take(slot.pairs.left_rows[chosen]).astype(np.float64)
+    y = slot.reference.rows.take(slot.pairs.reference_rows[here]).astype(np.float64)
+    distance = relative_distances(x, y)
+    near = distance.argmin(1)
+    tokens = slot.ids.token_id
+    best = distance[np.arange(len(x)), near]
+    distance[tokens[here][None] == tokens[here[near]][:, None]] = np.inf  # the same token's rows may be alike
+    other = (best < 0.15) & (best < 0.5 * distance.min(1)) & (tokens[here[near]] != tokens[chosen])
+    if other.sum() < max(3, 0.6 * len(chosen)):
+        return None
+    position = slot.pairs.positions
+    places = {int(i): k for k, i in enumerate(here)}
+    own = np.array([places[int(i)] for i in chosen[other]], np.int64)
+    return RowMap(
+        slot=slot.index,
+        pairs=tuple(
+            (int(position[a]), int(position[b])) for a, b in zip(chosen[other], here[near[other]], strict=True)
+        ),
+        looked_at=len(chosen),
+        rel_l2=float(np.median(best[other])),
+        blocks=fit_blocks(own, near[other].astype(np.int64), len(here), ranks)
+        if _whole(left, slot, here)
+        else None,
+    )
+
+
+def _whole(left: Capture, slot: MeasuredSlot, here: Ints) -> bool:
+    """Whether the compared rows are all rows of their pass, so that their places are the pass's own."""
+    rows = slot.pairs.left_rows[here]
+    return bool(
+        len(rows)
+        and (np.diff(rows) == 1).all()
+        and (left.table.frame == left.table.frame[rows[0]]).sum() == len(rows)
+    )

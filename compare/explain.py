@@ -7,7 +7,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from drafttrace.compare.facts import DECLARED, VALUE, Explanation, StreamFacts
-from drafttrace.compare.hypotheses import Fit, explain, plain_angle, residual_half
+from drafttrace.compare.hypotheses import (
+    Fit,
+    far_fits,
+    identity,
+    near_fits,
+    plain_angle,
+    residual_half,
+    scalar,
+    usable,
+)
 from drafttrace.compare.locate import Located, distance
 from drafttrace.compare.sample import Sample, Stream
 from drafttrace.compare.thresholds import Thresholds
@@ -16,6 +25,8 @@ from drafttrace.tracer.rows import Floats
 _LIMIT = {"rotation": 0.15, "bytes": 0.2}
 _MOST_LEFT = 0.12
 _MOST_CANDIDATES = 12
+_NEAR = 0.25
+_ROTATED = 0.6
 
 
 def stream_facts(
@@ -73,11 +84,13 @@ def _scaled(
 
 def scale_only(x: Floats, y: Floats, name: str, boundary: int | None, thresholds: Thresholds) -> Explanation | None:
     """A scalar fit that takes away most of a small distance, else None."""
-    fits = {fit.name: fit for fit in explain(x, y)}
-    plain, scalar = fits.get("identity"), fits.get("scalar")
-    if plain is None or scalar is None or abs(scalar.fitted["factor"] - 1) <= thresholds.scale:
+    a, b = usable(x, y)
+    if len(a) < 4:
         return None
-    return Explanation(scalar, name, boundary, plain.residual) if scalar.residual < 0.5 * plain.residual else None
+    plain, scaled = identity(a, b), scalar(a, b)
+    if not np.isfinite(plain.residual) or not abs(scaled.fitted["factor"] - 1) > thresholds.scale:
+        return None
+    return Explanation(scaled, name, boundary, plain.residual) if scaled.residual < 0.5 * plain.residual else None
 
 
 def _candidates(located: Located | None, atlas: Sequence[Stream], others: Sequence[Stream]) -> list[Stream]:
@@ -98,19 +111,22 @@ def _explanation(
 ) -> Explanation | None:
     found: list[tuple[float, Stream, Fit]] = []
     plain = np.inf
-    for stream in candidates:
-        y = sample.read(stream)
-        if y.shape != x.shape:
-            continue
-        for fit in explain(x, y):
-            if fit.name == "identity":
-                plain = min(plain, fit.residual)
-            elif fit.residual < _LIMIT.get(fit.name, _MOST_LEFT) and (not broken or fit.name == "bytes"):
-                found.append((fit.score, stream, fit))
+    for fits in (near_fits, far_fits):
+        for stream in candidates:
+            y = sample.read(stream)
+            if y.shape != x.shape:
+                continue
+            for fit in fits(x, y):
+                if fit.name == "identity":
+                    plain = min(plain, fit.residual)
+                elif fit.residual < _LIMIT.get(fit.name, _MOST_LEFT) and (not broken or fit.name == "bytes"):
+                    found.append((fit.score, stream, fit))
+        if plain < _NEAR and not broken:  # neither a rotation nor misread bytes leave a state near where it was
+            break
     if not found:
         return None
     _, stream, fit = min(found, key=lambda one: one[0])
-    if fit.name == "rotation" and plain < 0.6:
+    if fit.name == "rotation" and plain < _ROTATED:
         return None
     if fit.name == "scalar" and abs(fit.fitted["factor"] - 1) <= thresholds.scale:
         return None

@@ -6,7 +6,7 @@ noise. ``residual`` is the median relative L2 that is left after the fit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,14 +44,24 @@ def residual(x: Doubles, y: Doubles) -> float:
     if len(x) == 0:
         return float("nan")
     with np.errstate(all="ignore"):
-        rel = np.linalg.norm(x - y, axis=1) / np.linalg.norm(x, axis=1)
+        rel = np.sqrt(_squares(x - y) / _squares(x))
     finite = rel[np.isfinite(rel)]
     return float(np.median(finite)) if len(finite) else float("nan")
 
 
+def _dots(x: Doubles, y: Doubles) -> Doubles:
+    """Inner products of paired rows, ``[m]``, without a product matrix in memory."""
+    dots: Doubles = np.einsum("rh,rh->r", x, y)
+    return dots
+
+
+def _squares(rows: Doubles) -> Doubles:
+    return _dots(rows, rows)
+
+
 def rms(rows: Doubles) -> Doubles:
     """Root mean square of every row, ``[m, 1]``."""
-    value: Doubles = np.sqrt((rows * rows).mean(1, keepdims=True))
+    value: Doubles = np.sqrt(_squares(rows) / max(1, rows.shape[1]))[:, None]
     return value
 
 
@@ -63,7 +73,7 @@ def identity(x: Doubles, y: Doubles) -> Fit:
 def scalar(x: Doubles, y: Doubles) -> Fit:
     """x is y times one number (sqrt(H) at the embedding, muP multipliers)."""
     with np.errstate(all="ignore"):
-        factors = (x * y).sum(1) / (y * y).sum(1)
+        factors = _dots(x, y) / _squares(y)
     factor = float(np.median(factors[::2])) if len(factors) else float("nan")
     root = float(np.sqrt(x.shape[1]))
     return Fit(
@@ -119,18 +129,33 @@ def bytes_reread(x: Doubles, y: Doubles) -> Fit:
     return min(options, key=lambda f: f.residual if np.isfinite(f.residual) else np.inf)
 
 
-FITS: tuple[Callable[[Doubles, Doubles], Fit], ...] = (
-    identity, scalar, rms_normed, gain, normed, un_normed, rotated, bytes_reread,
-)  # fmt: skip
+# Fits that keep the direction of most rows near y's, and those that do not: they need not be tried on an x that is
+# near some state already.
+NEAR: tuple[Callable[[Doubles, Doubles], Fit], ...] = (identity, scalar, rms_normed, gain, normed, un_normed)
+FAR: tuple[Callable[[Doubles, Doubles], Fit], ...] = (rotated, bytes_reread)
 
 
 def explain(x: Floats, y: Floats) -> tuple[Fit, ...]:
     """Every fit of x by y, the best explanation first; empty where fewer than 4 rows can be used."""
+    return _sorted([*near_fits(x, y), *far_fits(x, y)])
+
+
+def near_fits(x: Floats, y: Floats) -> tuple[Fit, ...]:
+    """As :func:`explain`, with the fits of :data:`NEAR` alone."""
     left, right = usable(x, y)
-    fits = [fit(left, right) for fit in FITS] if len(left) >= 4 else []
-    raw_x, raw_y = x.astype(np.float64), y.astype(np.float64)
-    if len(left) < 4 and len(x) >= 4:  # misread bytes may be NaN everywhere
-        fits = [bytes_reread(raw_x, raw_y)]
+    return _sorted([fit(left, right) for fit in NEAR] if len(left) >= 4 else [])
+
+
+def far_fits(x: Floats, y: Floats) -> tuple[Fit, ...]:
+    """As :func:`explain`, with the fits of :data:`FAR` alone."""
+    left, right = usable(x, y)
+    if len(left) >= 4:
+        return _sorted([fit(left, right) for fit in FAR])
+    # misread bytes may be NaN everywhere
+    return _sorted([bytes_reread(x.astype(np.float64), y.astype(np.float64))] if len(x) >= 4 else [])
+
+
+def _sorted(fits: Sequence[Fit]) -> tuple[Fit, ...]:
     return tuple(sorted((f for f in fits if np.isfinite(f.residual)), key=lambda f: f.score))
 
 
@@ -144,8 +169,8 @@ def residual_half(x: Floats, before: Floats, after: Floats) -> Fit:
     if len(x64) < 4:
         return Fit("residual-half", float("nan"), 1.0)
     with np.errstate(all="ignore"):
-        cosine = (x64 * increment).sum(1) / (np.linalg.norm(x64, axis=1) * np.linalg.norm(increment, axis=1))
-        ratio = np.linalg.norm(x64, axis=1) / np.linalg.norm(increment, axis=1)
+        sizes = np.sqrt(_squares(x64)), np.sqrt(_squares(increment))
+        cosine, ratio = _dots(x64, increment) / (sizes[0] * sizes[1]), sizes[0] / sizes[1]
     return Fit("residual-half", 1 - float(np.median(cosine)), 1.0, {"norm_ratio": float(np.median(ratio))})
 
 
@@ -154,7 +179,7 @@ def plain_angle(x: Floats, y: Floats) -> float:
     a, b = usable(x, y)
     if len(a) == 0:
         return float("nan")
-    cosine = (a * b).sum(1) / (np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1))
+    cosine = _dots(a, b) / np.sqrt(_squares(a) * _squares(b))
     return 1 - float(np.median(cosine))
 
 
@@ -186,8 +211,8 @@ def gain_kind(weight: Doubles, norm_weight: Doubles) -> str | None:
 
 
 def _fit_gain(x: Doubles, y: Doubles) -> Doubles:
-    weight_of_row = 1 / np.maximum((y * y).sum(1, keepdims=True), 1e-30)
-    top, bottom = (weight_of_row * x * y).sum(0), (weight_of_row * y * y).sum(0)
+    weighted = y / np.maximum(_squares(y), 1e-30)[:, None]
+    top, bottom = np.einsum("rh,rh->h", weighted, x), np.einsum("rh,rh->h", weighted, y)
     weight: Doubles = np.where(bottom > 0, top / np.maximum(bottom, 1e-300), 0.0)
     return weight
 

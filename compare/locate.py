@@ -11,12 +11,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from drafttrace.compare.kernels.pairs import RowSums, cross_dots, row_sums
 from drafttrace.compare.measure import massive_channels
 from drafttrace.compare.sample import Sample, Stream
+from drafttrace.tracer.capture import Ints
 from drafttrace.tracer.rows import Floats
 
 SHIFTS = (-2, -1, 0, 1, 2)
 _CLEARLY_UNMOVED = 0.3
+_COLUMNS = 16  # streams of the sample that are in memory at once
+_FAINT = 1e-20  # sums of squares below which products of float32 underflow
+_NEAR = 0.05  # relative L2 or angle below which inner products cancel too much
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,9 @@ class Distance:
     rel_l2: float
     cosine: float
     angle: float
+
+
+_NOTHING = Distance(*(float("nan"),) * 3)
 
 
 @dataclass(frozen=True)
@@ -53,21 +61,18 @@ class Located:
     cosine: Mapping[int, float]
 
 
-def distance(x: Floats, y: Floats, massive: Sequence[int] | np.ndarray | None = None) -> Distance:
+def distance(x: Floats, y: Floats, massive: Ints | None = None) -> Distance:
     """Median distances between paired rows ``[m, H]``; rows that are not finite or zero on a side are left out."""
-    x64, y64 = x.astype(np.float64), y.astype(np.float64)
+    return _of_sums(row_sums(x, y, massive))
+
+
+def _of_sums(sums: RowSums) -> Distance:
     with np.errstate(all="ignore"):
-        norm_x, norm_y = np.linalg.norm(x64, axis=1), np.linalg.norm(y64, axis=1)
-        rel = np.linalg.norm(x64 - y64, axis=1) / norm_y
-        cosine = (x64 * y64).sum(1) / (norm_x * norm_y)
-        if massive is not None and len(massive):
-            keep = np.ones(x.shape[1], np.bool_)
-            keep[np.asarray(massive)] = False
-            a, b = x64[:, keep], y64[:, keep]
-            trimmed = (a * b).sum(1) / (np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1))
-        else:
-            trimmed = cosine
-    return Distance(_median(rel), _median(cosine), _median(np.sqrt(np.maximum(0.0, 2 - 2 * trimmed))))
+        rel = np.sqrt(sums.dd / sums.yy)
+        cosine = sums.xy / np.sqrt(sums.xx * sums.yy)
+        trimmed = sums.trimmed_xy / np.sqrt(sums.trimmed_xx * sums.trimmed_yy)
+        angle = np.sqrt(np.maximum(0.0, 2 - 2 * trimmed))
+    return Distance(_median(rel), _median(cosine), _median(angle))
 
 
 def _median(values: np.ndarray) -> float:
@@ -76,17 +81,58 @@ def _median(values: np.ndarray) -> float:
 
 
 def cross_distances(sample: Sample, rows: Sequence[Stream], columns: Sequence[Stream]) -> list[list[Distance]]:
-    """Every row stream against every column stream."""
+    """Every row stream against every column stream, of equal width or not (NaN then).
+
+    Columns go by in blocks: one matrix product per sampled row and block gives all inner products, from which the
+    distances follow. Pairs that come out near are measured again, value by value: there the products would cancel.
+    """
     held = [sample.read(stream) for stream in rows]
-    table: list[list[Distance]] = [[] for _ in rows]
-    for stream in columns:
-        other = sample.read(stream)
-        massive = massive_channels(other)
-        for i, mine in enumerate(held):
-            same = mine.shape[1] == other.shape[1]
-            nothing = Distance(*(float("nan"),) * 3)
-            table[i].append(distance(mine, other, massive) if same else nothing)
+    table: list[list[Distance]] = [[_NOTHING] * len(columns) for _ in rows]
+    for start in range(0, len(columns), _COLUMNS):
+        block = range(start, min(start + _COLUMNS, len(columns)))
+        others = {k: sample.read(columns[k]) for k in block}
+        for width in {other.shape[1] for other in others.values()}:
+            mine = [i for i, x in enumerate(held) if x.shape[1] == width]
+            theirs = [k for k, other in others.items() if other.shape[1] == width]
+            if not mine:
+                continue
+            found = _block_distances([held[i] for i in mine], [others[k] for k in theirs])
+            for i, line in zip(mine, found, strict=True):
+                for k, one in zip(theirs, line, strict=True):
+                    table[i][k] = one
     return table
+
+
+def _block_distances(xs: Sequence[Floats], ys: Sequence[Floats]) -> list[list[Distance]]:
+    massive = [massive_channels(y) for y in ys]
+    kept = [_without(y, channels) for y, channels in zip(ys, massive, strict=True)]
+    own_x, own_y = [row_sums(x, x).xx for x in xs], [row_sums(y, y, m) for y, m in zip(ys, massive, strict=True)]
+    dots = cross_dots(xs, kept)
+    table = []
+    for i, x in enumerate(xs):
+        line = []
+        for k, y in enumerate(ys):
+            part_x, part_y = (rows[:, massive[k]].astype(np.float64) for rows in (x, y))
+            with np.errstate(all="ignore"):
+                xx, xy = own_x[i], dots[i, k] + (part_x * part_y).sum(1)
+                dd = np.maximum(0.0, xx + own_y[k].yy - 2 * xy)
+                trimmed_xx = xx - (part_x * part_x).sum(1)
+            sums = RowSums(xx, own_y[k].yy, xy, dd, trimmed_xx, own_y[k].trimmed_yy, dots[i, k])
+            one = _of_sums(sums)
+            faint = bool((xx < _FAINT).any() or (sums.yy < _FAINT).any())
+            near = faint or not (one.rel_l2 > _NEAR and one.angle > _NEAR)  # NaN, too
+            line.append(distance(x, y, massive[k]) if near else one)
+        table.append(line)
+    return table
+
+
+def _without(rows: Floats, channels: Ints) -> Floats:
+    """The rows with some channels set to zero; rows themselves where there are none."""
+    if len(channels) == 0:
+        return rows
+    kept = rows.copy()
+    kept[:, channels] = 0
+    return kept
 
 
 def best_place(distances: Mapping[int, float], ratio: float) -> Place | None:

@@ -189,6 +189,42 @@ def hash_rows(rows: Block, index: Ints, *, use_level: int | None = None) -> Hash
     return hashes
 
 
+def cross(
+    xs: Sequence[Floats], ys: Sequence[Floats], rows: slice, *, use_level: int | None = None
+) -> npt.NDArray[np.float64]:
+    """Inner products ``[n, len(xs), len(ys)]`` of row r of every x with row r of every y, for the n rows of a slice.
+
+    xs, ys: contiguous float32 ``[m, H]``, at least one of each. Raises ValueError for other shapes, RuntimeError.
+    """
+    found = library()
+    if found is None:
+        raise RuntimeError("no compiled kernel")
+    shape = xs[0].shape
+    for array in (*xs, *ys):
+        if array.shape != shape or array.dtype != np.float32 or not array.flags.c_contiguous:
+            raise ValueError(f"contiguous float32 of {shape} expected, got {array.shape} of {array.dtype}")
+    start, stop, _step = rows.indices(shape[0])
+    count = max(0, stop - start)
+    out = np.zeros((count, -(-len(xs) // 4) * 4, -(-len(ys) // 4) * 4))
+
+    def places(arrays: Sequence[Floats]) -> ctypes.Array[ctypes.c_void_p]:
+        return (ctypes.c_void_p * len(arrays))(*(a.ctypes.data + start * a.strides[0] for a in arrays))
+
+    _check(
+        found.drafttrace_cross(
+            places(xs),
+            ctypes.c_int64(len(xs)),
+            places(ys),
+            ctypes.c_int64(len(ys)),
+            ctypes.c_int64(count),
+            ctypes.c_int64(shape[1]),
+            ctypes.c_void_p(out.ctypes.data),
+            level() if use_level is None else use_level,
+        )
+    )
+    return out[:, : len(xs), : len(ys)]
+
+
 def _indices(index: Ints, block: Block) -> Ints:
     picked = np.ascontiguousarray(index, np.int64)
     if len(picked) and (int(picked.min()) < 0 or int(picked.max()) >= len(block.raw)):

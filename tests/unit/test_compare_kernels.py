@@ -9,7 +9,10 @@ import pytest
 from drafttrace.compare import measure
 from drafttrace.compare.kernels import blocks, native
 from drafttrace.compare.kernels.hashes import plain_hashes
-from drafttrace.compare.measure import RowMeasures, duplicate_rows, measure_many, measure_rows
+from drafttrace.compare.kernels.pairs import cross_dots, row_sums
+from drafttrace.compare.locate import cross_distances, distance
+from drafttrace.compare.measure import RowMeasures, duplicate_rows, massive_channels, measure_many, measure_rows
+from drafttrace.compare.sample import Sample, Stream
 from drafttrace.tracer.rows import ArrayRows, DType, Rows, runs, to_float32
 
 needs_kernel = pytest.mark.skipif(not native.available(), reason="no C compiler was there when this was installed")
@@ -309,3 +312,62 @@ def test_taking_a_few_rows_reads_only_those() -> None:
     assert rows.read <= 8
     assert runs(np.arange(10), most=4) == [(0, 4), (4, 8), (8, 10)]
     assert rows.take(index[:0]).shape == (0, 4)
+
+
+@pytest.mark.parametrize("compiled_too", [False, True])
+@pytest.mark.parametrize(("nx", "ny"), [(1, 1), (3, 5), (4, 4), (8, 62), (9, 2)])
+def test_inner_products_of_paired_rows(
+    nx: int, ny: int, compiled_too: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if compiled_too and not native.available():
+        pytest.skip("no C compiler was there when this was installed")
+    if not compiled_too:
+        monkeypatch.setattr(native, "available", lambda: False)
+    rng = np.random.default_rng(1)
+    xs, ys = (list(rng.standard_normal((n, 5, 1500)).astype(np.float32)) for n in (nx, ny))
+    found = cross_dots(xs, ys)
+    known = np.einsum("srh,krh->skr", np.stack(xs).astype(np.float64), np.stack(ys).astype(np.float64))
+    np.testing.assert_allclose(found, known, atol=2e-3 if not compiled_too else 5e-4)
+
+
+@needs_kernel
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_part_of_the_rows_and_every_instruction_set(level: int) -> None:
+    xs, ys = (list(np.random.default_rng(n).standard_normal((n, 7, 1030)).astype(np.float32)) for n in (5, 6))
+    known = np.einsum("srh,krh->rsk", np.stack(xs).astype(np.float64), np.stack(ys).astype(np.float64))
+    for rows in (slice(0, 7), slice(3, 5), slice(6, 7), slice(2, 2)):
+        np.testing.assert_allclose(native.cross(xs, ys, rows, use_level=level), known[rows], atol=5e-4)
+    with pytest.raises(ValueError, match="contiguous float32"):
+        native.cross(xs, [y[:, ::2] for y in ys], slice(0, 7))
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-25, 1e-12, 1e19])
+def test_distances_by_products_are_the_distances_by_differences(size: float) -> None:
+    """Near, far, equal, zero and broken streams, with massive channels, whatever their magnitude."""
+    rng = np.random.default_rng(8)
+    base = rng.standard_normal((40, 256)).astype(np.float32) * np.float32(size)
+    base[:, [3, 77]] *= 300
+    noise = rng.standard_normal((40, 256)).astype(np.float32) * np.float32(size)
+    broken = base.copy()
+    broken[5, 5] = np.nan
+    broken[6] = 0
+    streams = {"a": base, "near": base + noise / 1000, "far": base + noise, "other": noise, "broken": broken}
+    named = [Stream("left", "slot", name, ArrayRows(rows, DType.FP32), None) for name, rows in streams.items()]
+    index = np.arange(40)
+    found = cross_distances(Sample(index, index, index), named, named)
+    for i, x in enumerate(streams.values()):
+        for k, y in enumerate(streams.values()):
+            known = distance(x, y, massive_channels(y))
+            assert found[i][k].rel_l2 == pytest.approx(known.rel_l2, rel=1e-3, abs=1e-7)
+            assert found[i][k].cosine == pytest.approx(known.cosine, abs=1e-5)
+            assert found[i][k].angle == pytest.approx(known.angle, rel=1e-3, abs=1e-3)
+
+
+def test_sums_of_rows_in_memory_with_and_without_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = np.random.default_rng(3).standard_normal((2, 6, 300)).astype(np.float32)
+    x[2, 7] = np.inf
+    first = row_sums(x, y, np.array([0, 299]))
+    monkeypatch.setattr(native, "available", lambda: False)
+    second = row_sums(x, y, np.array([0, 299]))
+    for name in ("xx", "yy", "xy", "dd", "trimmed_xx", "trimmed_yy", "trimmed_xy"):
+        np.testing.assert_allclose(getattr(first, name), getattr(second, name), rtol=1e-12, err_msg=name)

@@ -5,7 +5,7 @@ PY := .venv/bin/python
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 REQUIREMENTS := tests/sglang_cpu/requirements.txt tests/sglang_cpu/requirements-nodeps.txt tests/requirements.txt
 
-.PHONY: demo test test-fast faults test-peers bench-recorder lint clean env
+.PHONY: demo test test-fast faults test-peers bench-recorder docs docs-pages docs-output docs-picture dist lint clean env
 
 env: .venv/.ready
 
@@ -26,8 +26,9 @@ test: .venv/.ready
 	tests/system_packages.sh
 	$(PY) -m pytest
 
+# No server, no environment to be built, nothing that takes seconds: the fast half of the unit tests, and the command line.
 test-fast: .venv/.ready
-	$(PY) -m pytest tests/unit tests/cli
+	OMP_NUM_THREADS=1 $(PY) -m pytest tests/unit tests/cli tests/docs -m "not slow and not packaging and not real"
 
 # The table of faults put into real dumps and servers: fault, expected id, found ids.
 faults: .venv/.ready
@@ -40,6 +41,36 @@ test-peers: .venv/.ready
 bench-recorder: .venv/.ready
 	$(PY) bench/recorder.py
 
+# The site, strictly: a dead link or an unknown anchor fails it. It has an environment of its own, so that the
+# server's pins stay what they are.
+SITE ?= site
+docs: .venv-docs/.ready
+	.venv-docs/bin/mkdocs build --strict --quiet --clean --site-dir $(abspath $(SITE))
+
+.venv-docs/.ready: docs/requirements.txt
+	test -x .venv-docs/bin/python || $(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install --quiet -r docs/requirements.txt
+	touch $@
+
+# The reference pages and the README's tables, made from the code.
+docs-pages: .venv/.ready
+	$(PY) -m doctools pages
+
+# What the commands of the pages print now. Look at the difference before it is committed.
+docs-output: .venv/.ready
+	$(PY) -m doctools output
+
+docs-picture: .venv/.ready
+	$(PY) -m doctools.screenshot
+
+# The wheel, built from the sdist; tests/packaging tests it.
+dist: .venv/.ready
+	rm -rf dist
+	$(PY) -c 'from setuptools import build_meta as b; b.build_sdist("dist")'
+	tmp=$$(mktemp -d) && tar -xf dist/*.tar.gz -C $$tmp && cd $$tmp/drafttrace-* && \
+	  $(CURDIR)/$(PY) -c 'from setuptools import build_meta as b; b.build_wheel("$(CURDIR)/dist")' && rm -rf $$tmp
+	ls -l dist
+
 # Type checkers do not follow the folders' mapping in pyproject.toml, so they are shown the installed shape.
 lint: .venv/.ready
 	.venv/bin/ruff check .
@@ -50,4 +81,4 @@ lint: .venv/.ready
 	MYPYPATH=.venv/typing .venv/bin/mypy -p drafttrace
 
 clean:
-	rm -rf demo-output build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf demo-output build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "docs/report.png"
-WIDTH, HEIGHT = 1180, 1010
+WIDTH, HEIGHT = 1180, 1120
 LIMIT = 200_000
 _FLAGS = (
     "--headless",

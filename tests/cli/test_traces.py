@@ -67,7 +67,8 @@ def test_what_is_wired_well_matches(trace: Path, dump: Path) -> None:
 
 def test_the_commands_of_the_readmes_print_a_report() -> None:
     for readme in (ROOT / "README.md", ROOT / "traces/README.md"):
-        lines = [line for line in readme.read_text().splitlines() if line.startswith("drafttrace diff traces/")]
+        text = (line.removeprefix("$ ") for line in readme.read_text().splitlines())
+        lines = [line for line in text if line.startswith("drafttrace diff traces/")]
         assert len(lines) == 2, readme
         for line, (code, word) in zip(lines, [(1, "slot-shift"), (0, "MATCH")], strict=True):
             done = drafttrace(*line.split()[1:], cwd=ROOT)

@@ -1,0 +1,192 @@
+"""The documentation runs: every code block is a test, generated pages are current, links lead somewhere."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from doctools import blocks, pages
+from drafttrace.catalogue import CAUSES
+from drafttrace.compare.findings.base import ORDER
+from drafttrace.compare.vocabulary import CLASS_OF
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = blocks.pages()
+BLOCKS = [block for page in PAGES for block in blocks.blocks_of(page)]
+CONSOLE = [b for b in BLOCKS if b.language == "console" and not b.live and not b.not_run]
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Path:
+    """A folder with the files that the pages name."""
+    blocks.desk(tmp_path)
+    return tmp_path
+
+
+def by_page() -> dict[Path, list[blocks.Block]]:
+    """Console blocks in the order of each page: a later one may use what an earlier one wrote."""
+    found: dict[Path, list[blocks.Block]] = {}
+    for block in CONSOLE:
+        found.setdefault(block.page, []).append(block)
+    return found
+
+
+@pytest.mark.parametrize("page", by_page(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_do_what_the_page_says(page: Path, desk: Path) -> None:
+    for block in by_page()[page]:
+        blocks.run_console(block, desk)
+
+
+@pytest.mark.parametrize(
+    "page",
+    [p for p in PAGES if any(b.language == "python" and not b.live and not b.not_run for b in blocks.blocks_of(p))],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
+def test_python_runs(page: Path, desk: Path) -> None:
+    blocks.run_python(page, desk)
+
+
+def test_every_block_is_run_or_says_why_not() -> None:
+    known = blocks.RUN | blocks.CHECKED | blocks.TEXT
+    for block in BLOCKS:
+        assert block.language in known, f"{block.where}: a block of the language '{block.language}'"
+        assert not block.not_run or len(block.directives["not run"]) > 10, f"{block.where}: no reason"
+        assert not (block.not_run and block.live), block.where
+    skipped = [b.where for b in BLOCKS if b.not_run and "reference/command-line" not in b.where]
+    assert len(skipped) <= 8, skipped
+    assert len(CONSOLE) >= 25
+
+
+@pytest.mark.parametrize("block", [b for b in BLOCKS if b.language in blocks.CHECKED], ids=lambda b: b.where)
+def test_data_can_be_read(block: blocks.Block) -> None:
+    text = "\n".join(block.body)
+    assert json.loads(text) if block.language == "json" else yaml.safe_load(text)
+
+
+def test_the_runner_sees_what_is_wrong(tmp_path: Path) -> None:
+    """A block that fails, or prints something else, is found."""
+    page = ROOT / "docs/none.md"
+    for command, output, exits, wrong in (
+        ("false", (), "0", True),
+        ("false", (), "1", False),
+        ("echo 0.5010", ("0.5000",), "0", False),
+        ("echo 0.52", ("0.50",), "0", True),
+        ("echo 12 rows", ("13 rows",), "0", True),
+        ("printf 'a\\nb\\nc\\n'", ("a", "...", "c"), "0", False),
+        ("printf 'a\\nb\\nc\\n'", ("a", "...", "d"), "0", True),
+        ("echo more", (), "0", False),
+    ):
+        block = blocks.Block(page, 1, "console", {"exit": exits}, (f"$ {command}", *output))
+        if wrong:
+            with pytest.raises(blocks.BlockFailed):
+                blocks.run_console(block, tmp_path)
+        else:
+            blocks.run_console(block, tmp_path)
+
+
+# --- generated pages ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", pages.generated(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_generated_pages_are_current(path: Path) -> None:
+    assert path.read_text(encoding="utf-8") == pages.generated()[path], "run `make docs-pages`"
+
+
+def test_every_finding_is_documented() -> None:
+    assert set(CAUSES) == set(CLASS_OF) == set(ORDER)
+    for name, cause in CAUSES.items():
+        assert cause.kind == CLASS_OF[name]
+        for text in (cause.what, cause.signature, cause.remedy):
+            assert text[0].isupper() or text.startswith("drafttrace"), (name, text)
+            assert text.endswith("."), (name, text)
+        assert all(re.fullmatch(r"[A-Za-z-]+#\d+", case) for case in cause.cases)
+
+
+def test_every_row_field_and_schema_part_is_documented() -> None:
+    from drafttrace.tracer.trace import schema
+
+    text = (ROOT / "docs/reference/trace-format.md").read_text()
+    assert all(f"`{name}`" in text for name in schema.DRAFT_ROW.names or ())
+    parts = json.loads((ROOT / "compare/result.schema.json").read_text())["$defs"]
+    result = (ROOT / "docs/reference/result.md").read_text()
+    assert all(f"## {name}" in result for name in parts)
+
+
+# --- links -------------------------------------------------------------------------------------------------------
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub and MkDocs make them."""
+    fenced = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    titles = re.findall(r"^#+ (.+)$", fenced, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith("https://"):
+            continue
+        place, _, anchor = target.partition("#")
+        other = (page.parent / place).resolve() if place else page
+        assert other.exists(), f"{page.name}: {target}"
+        assert not anchor or anchor in anchors(other), f"{page.name}: {target}"
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    config = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+
+    def walk(entry: object) -> list[str]:
+        if isinstance(entry, str):
+            return [entry]
+        values = entry if isinstance(entry, list) else list(entry.values()) if isinstance(entry, dict) else []
+        return [page for value in values for page in walk(value)]
+
+    listed = walk(config["nav"])
+    assert sorted(listed) == sorted(str(p.relative_to(ROOT / "docs")) for p in (ROOT / "docs").rglob("*.md"))
+
+
+# --- what the texts of the tool promise ---------------------------------------------------------------------------
+
+
+def test_every_option_that_a_text_names_exists() -> None:
+    """Remedies and errors name options of drafttrace; `serve --sweep` was named and never existed."""
+    import typer.main
+
+    from drafttrace.tracer.cli import app
+
+    group = typer.main.get_command(app)
+    known = {
+        name: {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+        for name, command in group.commands.items()  # type: ignore[attr-defined]
+    }
+    files = [
+        path for folder in ("tracer", "compare", "hooks", "docs") for path in (ROOT / folder).rglob("*.[pm][yd]")
+    ]
+    found = 0
+    for path in [*files, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]:
+        for command, rest in re.findall(r"drafttrace ([a-z]+)((?: +-{1,2}[a-z][a-z-]*)+)", path.read_text()):
+            if command in known:
+                for option in rest.split():
+                    found += 1
+                    assert option in {*known[command], "--help"}, f"{path}: drafttrace {command} {option}"
+    assert found > 40
+
+
+def test_the_picture_is_small_and_there() -> None:
+    picture = ROOT / "docs/report.png"
+    assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert 20_000 < picture.stat().st_size <= 200_000
+
+
+def test_importing_the_catalogue_needs_nothing_heavy() -> None:
+    code = "import sys, drafttrace.catalogue; print(*{n.split('.')[0] for n in sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"torch", "numpy", "h5py"} & set(done.stdout.split())

@@ -1,0 +1,279 @@
+"""The wheel, as a stranger gets it: built from the sdist, installed into a clean environment, run outside the checkout.
+
+torch and the other big dependencies come from this environment through a ``.pth`` file, so that it takes seconds.
+"""
+
+from __future__ import annotations
+
+import email
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).resolve().parents[2]
+# What a package index would hand out, no checkout: these folders belong to the repository alone.
+FOREIGN = ("tests", "pairs", "bench", "demo", "docs", "doctools", "sgl_kernel", "sglang_cpu", "traces")
+BUILD = "from setuptools import build_meta as b; import sys; print(getattr(b, sys.argv[1])(sys.argv[2]))"
+
+pytestmark = pytest.mark.packaging
+
+
+def python(*arguments: str | Path, cwd: Path) -> str:
+    """This environment's Python, in another folder and without this checkout on its path."""
+    done = subprocess.run(
+        [sys.executable, *map(str, arguments)], cwd=cwd, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The source distribution of what git tracks (and of new files that it does not ignore)."""
+    copy, out = tmp_path_factory.mktemp("checkout"), tmp_path_factory.mktemp("sdist")
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    )
+    for name in listed.stdout.decode().split("\0"):
+        if name and not name.startswith(("pairs/", "tests/")) and (ROOT / name).is_file():
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, copy / name)
+    python("-c", BUILD, "build_sdist", out, cwd=copy)
+    (made,) = out.iterdir()
+    return made
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built from nothing but the sdist."""
+    source, out = tmp_path_factory.mktemp("unpacked"), tmp_path_factory.mktemp("wheel")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(source, filter="data")
+    (folder,) = source.iterdir()
+    python("-c", BUILD, "build_wheel", out, cwd=folder)
+    (made,) = out.glob("*.whl")
+    return made
+
+
+@pytest.fixture(scope="module")
+def names(wheel: Path) -> list[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return archive.namelist()
+
+
+def clean_environment(folder: Path, wheel: Path, borrowed: Path | None) -> Path:
+    """The programs of a new environment that holds the wheel; other packages come from the folder ``borrowed``."""
+    venv.create(folder, with_pip=False, symlinks=True)
+    programs = folder / "bin"
+    pip = [sys.executable, "-m", "pip", "--python", str(programs / "python"), "--disable-pip-version-check"]
+    done = subprocess.run([*pip, "install", "--no-deps", "--no-index", str(wheel)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (site,) = folder.glob("lib/python*/site-packages")
+    if borrowed is not None:
+        (site / "borrowed.pth").write_text(f"{borrowed}\n")
+    return programs
+
+
+@pytest.fixture(scope="module")
+def programs(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    site = Path(metadata.distribution("h5py").locate_file(""))
+    return clean_environment(tmp_path_factory.mktemp("clean") / "env", wheel, site)
+
+
+def run(programs: Path, *arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """The installed command in an empty folder, with nothing of this checkout on any path."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    return subprocess.run(
+        [programs / "drafttrace", *map(str, arguments)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**environment, "NO_COLOR": "1", "OMP_NUM_THREADS": "1", "LANG": "C.UTF-8"},
+    )
+
+
+# --- what is inside ------------------------------------------------------------------------------------------------
+
+
+def test_the_wheel_holds_every_module_and_nothing_else(names: list[str]) -> None:
+    tops = {name.split("/")[0] for name in names}
+    assert tops <= {"drafttrace", *(top for top in tops if top.startswith("drafttrace-"))}
+    inside = {name.removeprefix("drafttrace/") for name in names if name.startswith("drafttrace/")}
+    assert not {name.split("/")[0] for name in inside} & set(FOREIGN)
+    for folder in ("tracer", "hooks", "compare"):
+        wanted = {str(path.relative_to(ROOT)) for path in (ROOT / folder).rglob("*.py")}
+        assert wanted <= inside, sorted(wanted - inside)
+    assert {path.name for path in (ROOT / "drafttrace").glob("*.py")} <= inside
+    assert {
+        "py.typed",
+        "compare/result.schema.json",
+        "compare/assets/report.js",
+        "compare/assets/report.css",
+    } <= inside
+
+
+def test_the_wheel_holds_the_demo_and_stays_small(names: list[str], wheel: Path) -> None:
+    held = {name for name in names if "/demo_traces/" in name}
+    assert held == {
+        f"drafttrace/demo_traces/{name}"
+        for name in ("as-trained.h5", "fixed.h5", "dump/data_0.pt", "dump/data_config.json")
+    }
+    assert wheel.stat().st_size < 5_000_000
+
+
+def test_the_metadata(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (info,) = {name.split("/")[0] for name in archive.namelist() if ".dist-info/" in name}
+        head = email.message_from_bytes(archive.read(f"{info}/METADATA"))
+        entries = archive.read(f"{info}/entry_points.txt").decode()
+    assert "drafttrace = drafttrace.tracer.cli:main" in entries
+    assert "[sglang.srt.plugins]" in entries and "drafttrace = drafttrace.hooks.plugin:register" in entries
+    needed = [Requirement(text) for text in head.get_all("Requires-Dist") or []]
+    plain = {one.name for one in needed if one.marker is None}
+    assert plain == {"torch", "numpy", "h5py", "safetensors", "typer"}
+    assert {"plot", "pandas", "polars"} == set(head.get_all("Provides-Extra") or [])
+    # A ceiling would fight with what SGLang pins.
+    assert all(specifier.operator == ">=" for one in needed for specifier in one.specifier)
+
+
+# --- it runs -------------------------------------------------------------------------------------------------------
+
+
+def test_it_runs_outside_the_checkout(programs: Path, tmp_path: Path) -> None:
+    done = run(programs, "--version", cwd=tmp_path)
+    assert done.returncode == 0 and re.fullmatch(r"drafttrace \d\S+\n", done.stdout), done.stderr
+    where = subprocess.run(
+        [programs / "python", "-c", "import drafttrace.compare as c; print(c.__file__)"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert str(programs.parent) in where.stdout, where
+
+
+def test_the_demo_runs_from_the_wheel(programs: Path, tmp_path: Path) -> None:
+    done = run(programs, "demo", "--json", "story.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "slot-shift" in done.stdout and "[0, 3, 31]" in done.stdout
+    assert json.loads((tmp_path / "story.json").read_text())["after"]["verdict"] == "match"
+    page = run(programs, "view", "drafttrace-demo/result.json", "--no-browser", "-o", "page.html", cwd=tmp_path)
+    assert page.returncode == 0 and (tmp_path / "page.html").stat().st_size > 10_000
+
+
+def test_every_module_of_the_wheel_can_be_imported(programs: Path, tmp_path: Path) -> None:
+    code = (
+        "import importlib, pkgutil, drafttrace\n"
+        "names = [m.name for m in pkgutil.walk_packages(drafttrace.__path__, 'drafttrace.')]\n"
+        "[importlib.import_module(name) for name in names]\n"
+        "print(len(names))"
+    )
+    done = subprocess.run([programs / "python", "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 120
+
+
+def test_bad_input_is_one_sentence_from_the_wheel_too(programs: Path, tmp_path: Path) -> None:
+    done = run(programs, "inspect", "none.h5", cwd=tmp_path)
+    assert done.returncode == 2 and done.stderr.startswith("drafttrace: ") and "Traceback" not in done.stderr
+
+
+# --- beside others -------------------------------------------------------------------------------------------------
+
+
+def test_installing_it_beside_sglang_changes_nothing_else(wheel: Path, tmp_path: Path) -> None:
+    """What pip would do in this environment, which holds SGLang: install drafttrace, and nothing more."""
+    report = tmp_path / "report.json"
+    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--quiet", "--disable-pip-version-check"]
+    done = subprocess.run(
+        [*command, "--ignore-installed", "--no-deps", "--report", report, wheel], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    (item,) = json.loads(report.read_text())["install"]
+    for text in item["metadata"]["requires_dist"]:
+        one = Requirement(text)
+        if one.marker is None:
+            assert one.specifier.contains(metadata.version(one.name), prereleases=True), text
+    # the resolver's own view, with dependencies: nothing but drafttrace itself may be touched
+    done = subprocess.run(
+        [*command, "--report", report, f"drafttrace @ {wheel.as_uri()}"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    touched = {entry["metadata"]["name"] for entry in json.loads(report.read_text())["install"]}
+    assert touched <= {"drafttrace"}, touched
+
+
+def test_what_sglang_pins_suits_drafttrace() -> None:
+    """Where SGLang and drafttrace ask for the same package, SGLang's pin satisfies both."""
+    theirs = {
+        one.name.lower(): one
+        for one in map(Requirement, metadata.requires("sglang") or [])
+        if one.marker is None or one.marker.evaluate({"extra": ""})
+    }
+    ours = [one for one in map(Requirement, metadata.requires("drafttrace") or []) if one.marker is None]
+    shared = [one for one in ours if one.name.lower() in theirs]
+    assert {one.name for one in shared} >= {"torch", "numpy"}
+    for one in shared:
+        for pin in theirs[one.name.lower()].specifier:
+            if pin.operator == "==":
+                assert one.specifier.contains(pin.version.removesuffix(".*"), prereleases=True), (one, pin)
+
+
+LOWEST = {"numpy": "1.26.0", "h5py": "3.10.0", "safetensors": "0.4.3", "typer": "0.15.1"}
+
+
+@pytest.fixture(scope="module")
+def lowest(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """An environment with the oldest dependencies that the metadata allow, and without torch."""
+    if sys.version_info >= (3, 12):
+        pytest.skip("the oldest numpy has no wheel for this Python")
+    folder = tmp_path_factory.mktemp("lowest") / "env"
+    programs = clean_environment(folder, wheel, None)
+    pip = [sys.executable, "-m", "pip", "--python", str(programs / "python"), "--disable-pip-version-check"]
+    wanted = [f"{name}=={version}" for name, version in LOWEST.items()]
+    done = subprocess.run(
+        [*pip, "install", "--quiet", "--only-binary", ":all:", *wanted], capture_output=True, text=True, timeout=600
+    )
+    if done.returncode != 0:
+        pytest.skip(f"the oldest dependencies cannot be fetched here: {done.stderr.strip().splitlines()[-1]}")
+    yield programs
+    shutil.rmtree(folder)
+
+
+def test_the_oldest_dependencies_are_the_ones_that_the_metadata_name() -> None:
+    ours = [one for one in map(Requirement, metadata.requires("drafttrace") or []) if one.marker is None]
+    for one in ours:
+        (specifier,) = one.specifier
+        assert one.name == "torch" or LOWEST[one.name].startswith(specifier.version)
+
+
+def test_it_runs_on_the_oldest_dependencies_without_torch(lowest: Path, tmp_path: Path) -> None:
+    done = run(lowest, "demo", "--json", "story.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads((tmp_path / "story.json").read_text())["before"]["findings"][0] == "slot-shift"
+    for arguments in (
+        ("--help",),
+        ("diff", "--help"),
+        ("--version", "--verbose"),
+        ("inspect", "drafttrace-demo/fixed.h5"),
+    ):
+        done = run(lowest, *arguments, cwd=tmp_path)
+        assert done.returncode == 0, (arguments, done.stderr[-2000:])
+    assert "$ drafttrace diff trace.h5 data_0.pt" in re.sub(
+        r"\s+", " ", run(lowest, "diff", "--help", cwd=tmp_path).stdout
+    )

@@ -1,0 +1,122 @@
+"""The canary's plans: intervals, the repeated prompt, what a run is called, and Prometheus' text."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import drafttrace
+from drafttrace.tracer import canary, prometheus
+from drafttrace.tracer.errors import DrafttraceError
+
+ROOT = Path(__file__).resolve().parents[2]
+KIMI = ROOT / "traces/tiny-kimi"
+# Prometheus' text format: a name, labels, a number; and the comments before each name.
+SAMPLE = re.compile(r'drafttrace_canary_\w+\{[a-z]+="[^"]*"(,[a-z]+="[^"]*")*\} \S+')
+COMMENT = re.compile(r"# (HELP|TYPE) drafttrace_canary_\w+ .+")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("30s", 30), ("10m", 600), ("1h", 3600), ("90", 90), ("1.5h", 5400), ("1d", 86400), (" 2 m ", 120)],
+)
+def test_intervals(text: str, seconds: float) -> None:
+    assert canary.seconds_of(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "m", "10x", "-5s", "0", "0s", "1e3", "ten minutes"])
+def test_what_is_no_interval(text: str) -> None:
+    with pytest.raises(DrafttraceError, match="interval"):
+        canary.seconds_of(text)
+
+
+def test_the_prompt_is_the_first_traces() -> None:
+    first = drafttrace.open(KIMI / "fixed.h5")
+    ids, new = canary.prompt_of(first)
+    assert len(ids) == first.prompt_length and list(ids) == first.tokens[: len(ids)].tolist()
+    assert len(ids) + new == len(first.tokens)
+
+
+def test_a_dump_or_a_redacted_trace_cannot_be_repeated(tmp_path: Path) -> None:
+    from drafttrace.tracer.trace.redact import redact
+
+    with pytest.raises(DrafttraceError, match="no complete trace"):
+        canary.prompt_of(drafttrace.open(KIMI / "dump/data_0.pt"))
+    redact(KIMI / "fixed.h5", tmp_path / "r.h5")
+    first = drafttrace.open(tmp_path / "r.h5")
+    if (first.tokens >= 0).all():
+        pytest.skip(
+            "redaction keeps pseudonyms of the ids: such a trace repeats another prompt, and says no-overlap"
+        )
+    with pytest.raises(DrafttraceError, match="redacted"):
+        canary.prompt_of(first)
+
+
+@pytest.fixture(scope="module")
+def same() -> drafttrace.Result:
+    return drafttrace.diff(KIMI / "fixed.h5", KIMI / "fixed.h5")
+
+
+def judged(
+    result: drafttrace.Result, kind: str = canary.COLD, first: float | None = None, cold_ok: bool = True
+) -> canary.Run:
+    return canary.judged(1, "2026-01-01T00:00:00Z", kind, result, first, 0.25, cold_ok)
+
+
+def test_the_same_states_are_no_drift(same: drafttrace.Result) -> None:
+    run = judged(same, first=same.acceptance.observed)
+    assert run.compared and not run.drift and max(run.aux_drift) == 0
+    assert "ok, aux drift 0 " in run.line() and canary.exit_code([run]) == 0
+
+
+def test_a_shorter_accept_length_is_decay_or_the_caches(same: drafttrace.Result) -> None:
+    observed = same.acceptance.observed
+    assert observed is not None
+    assert judged(same, first=observed * 1.2).drift == ()
+    assert judged(same, first=observed * 1.5).drift == ("decay",)
+    assert judged(same, canary.WARM, first=observed * 1.5).drift == ("cold-warm",)
+    assert judged(same, canary.WARM, first=observed * 1.5, cold_ok=False).drift == ("decay",)
+
+
+def test_a_fault_is_named(same: drafttrace.Result) -> None:
+    run = judged(drafttrace.diff(KIMI / "as-trained.h5", KIMI / "fixed.h5"))
+    assert run.drift and run.drift[0] in {"slot-shift", "boundary-offset", "wrong-boundary"}
+    assert f"DRIFT {run.drift[0]}" in run.line() and canary.exit_code([judged(same), run]) == 1
+
+
+def test_a_recording_that_is_not_whole_says_nothing_about_the_server(same: drafttrace.Result) -> None:
+    finding = replace(same.findings[0], id="rows-dropped", severity="fault", summary="The recorder dropped 3 rows.")
+    run = judged(replace(same, findings=(finding,), verdict="mismatch", summary=finding.summary))
+    assert not run.drift and not run.compared and "not whole" in run.line()
+    assert canary.exit_code([run]) == 2 and canary.exit_code([]) == 2
+
+
+def test_what_could_not_be_compared_is_a_problem(same: drafttrace.Result) -> None:
+    run = judged(replace(same, verdict="incomparable", slots=(), findings=()))
+    assert not run.compared and "could not compare" in run.line() and run.to_json()["problem"]
+
+
+def test_prometheus_text(same: drafttrace.Result) -> None:
+    metrics = prometheus.Metrics()
+    assert metrics.text() == ""
+    metrics.add(replace(judged(same, first=4.0), aux_drift=(0.0, 0.25, math.nan), drift=("decay",)))
+    metrics.add(canary.failed(2, "2026-01-01T00:10:00Z", canary.COLD, "No answer."))
+    metrics.add(judged(same, canary.WARM))
+    text = metrics.text()
+    assert 'drafttrace_canary_up{kind="cold"} 0' in text and 'drafttrace_canary_up{kind="warm"} 1' in text
+    assert 'drafttrace_canary_drifts_total{kind="cold"} 1' in text
+    assert 'drafttrace_canary_runs_total{kind="cold"} 2' in text
+    for line in text.splitlines():
+        assert SAMPLE.fullmatch(line) or COMMENT.fullmatch(line), line
+    names = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("address", ["nonsense", "127.0.0.1:notaport", "99999999", "256.1.1.1:0"])
+def test_an_address_that_cannot_be_listened_on(address: str) -> None:
+    with pytest.raises(DrafttraceError, match="address"):
+        prometheus.serve(prometheus.Metrics(), address)

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fault_rows import Row
+from fault_rows import HEADER, Row, markdown, ordered, summary
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit"))  # faults and captures that unit tests share
+_TESTS = Path(__file__).resolve().parents[1]
+sys.path += [str(_TESTS / "unit"), str(_TESTS / "live")]  # faults, captures and recordings that other tests share
 
 TABLE = pytest.StashKey[list[Row]]()
 
@@ -20,20 +21,21 @@ def fault_row(request: pytest.FixtureRequest) -> Callable[[Row], None]:
     return request.config.stash.setdefault(TABLE, []).append
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fault-table", metavar="FILE", help="Write the fault lab's table as Markdown.")
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     rows = config.stash.get(TABLE, [])
     if not rows:
         return
-    write = terminalreporter.write_line
     terminalreporter.section("fault lab")
-    write(f"{'fault':<44} {'where':<12} {'expected':<34} {'found (confidence)':<60} {'s':>5}")
-    for row in sorted(rows, key=lambda r: (r.where, len(r.expected), r.fault)):
-        found = ", ".join(f"{name} {confidence:.2f}" for name, confidence in row.found) or "nothing"
-        mark = "" if row.reached else "   NOT REACHED"
-        expected = " + ".join(row.expected) or "nothing"
-        write(f"{row.fault:<44} {row.where:<12} {expected:<34} {found:<60} {row.seconds:5.1f}{mark}")
-    healthy = [r for r in rows if not r.expected]
-    faulty = [r for r in rows if r.expected]
-    alarms = sum(not r.reached for r in healthy)
-    reached = sum(r.reached for r in faulty)
-    write(f"{reached} of {len(faulty)} faults named, {alarms} false alarms in {len(healthy)} healthy comparisons")
+    lines = [HEADER, *(row.cells for row in ordered(rows))]
+    widths = [min(60, max(len(line[i]) for line in lines)) for i in range(len(HEADER))]
+    for line in lines:
+        terminalreporter.write_line("  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip())
+    terminalreporter.write_line(summary(rows))
+    path = config.getoption("--fault-table")
+    if path:
+        Path(path).write_text(markdown(rows), encoding="utf-8")
+        terminalreporter.write_line(f"the table is in {path}")

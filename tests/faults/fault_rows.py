@@ -1,19 +1,26 @@
-"""One line of the fault lab's table; a module of its own, because several folders have a `conftest`."""
+"""The fault lab's table; a module of its own, because several folders have a `conftest`."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line: the fault, where it was put in, the ids that must be found and those that were, with confidences."""
+    """One line: the fault, where it was put in, the ids that must be found and those that were, with confidences.
+
+    where: the pair. place: ``dump`` or ``server``. command: what named it. reason: why it is not reached, where known.
+    """
 
     fault: str
     where: str
     expected: tuple[str, ...]
     found: tuple[tuple[str, float], ...]
     seconds: float
+    place: str = "dump"
+    command: str = "diff"
+    reason: str = ""
 
     @property
     def reached(self) -> bool:
@@ -22,3 +29,59 @@ class Row:
         if not self.expected:
             return not names
         return names[:1] == list(self.expected) if len(self.expected) == 1 else set(self.expected) <= set(names)
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The line as text: fault, where, command, expected, found, seconds, reached."""
+        found = ", ".join(f"{name} {confidence:.2f}" for name, confidence in self.found) or "nothing"
+        why = f": {self.reason}" if self.reason else ""
+        return (
+            self.fault,
+            f"{self.where}, {self.place}",
+            self.command,
+            " + ".join(self.expected) or "nothing",
+            found,
+            f"{self.seconds:.1f}",
+            "yes" if self.reached else f"NOT REACHED{why}",
+        )
+
+
+HEADER = ("fault", "put into", "command", "expected", "found (confidence)", "s", "reached")
+
+
+def ordered(rows: Sequence[Row]) -> list[Row]:
+    """Singles, then pairs, then healthy comparisons; the server's before the dump's."""
+    return sorted(rows, key=lambda r: (len(r.expected) or 9, r.place != "server", r.fault, r.where))
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """How many faults were named, and how many false alarms there were."""
+    healthy = [r for r in rows if not r.expected]
+    single = [r for r in rows if len(r.expected) == 1]
+    pairs = [r for r in rows if len(r.expected) > 1]
+    alarms = sum(not r.reached for r in healthy)
+    return (
+        f"{sum(r.reached for r in single)} of {len(single)} single faults named first, "
+        f"{sum(r.reached for r in pairs)} of {len(pairs)} pairs of faults named both, "
+        f"{alarms} false alarms in {len(healthy)} healthy comparisons"
+    )
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """The whole table, ready for a document."""
+    lines = [f"{summary(rows)}.", ""]
+    for title, chosen in (
+        ("Faults put into a running server", [r for r in rows if r.expected and r.place == "server"]),
+        ("Faults put into a training dump", [r for r in rows if r.expected and r.place != "server"]),
+        ("Healthy comparisons", [r for r in rows if not r.expected]),
+    ):
+        if chosen:
+            lines += [f"## {title}", "", f"{summary(chosen)}.", ""]
+            lines += [_line(HEADER), _line(["---"] * len(HEADER))]
+            lines += [_line(row.cells) for row in ordered(chosen)]
+            lines.append("")
+    return "\n".join(lines)
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -5,7 +5,7 @@ PY := .venv/bin/python
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 REQUIREMENTS := tests/sglang_cpu/requirements.txt tests/sglang_cpu/requirements-nodeps.txt tests/requirements.txt
 
-.PHONY: demo test test-fast faults test-peers bench-recorder docs docs-pages docs-output docs-picture dist lint clean env
+.PHONY: demo test test-fast faults test-peers bench-recorder docs docs-pages docs-output docs-picture dist release-notes lint lint-types clean env
 
 env: .venv/.ready
 
@@ -63,6 +63,9 @@ docs-output: .venv/.ready
 docs-picture: .venv/.ready
 	$(PY) -m doctools.screenshot
 
+release-notes: .venv/.ready
+	$(PY) -m doctools changes
+
 # The wheel, built from the sdist; tests/packaging tests it.
 dist: .venv/.ready
 	rm -rf dist
@@ -75,6 +78,9 @@ dist: .venv/.ready
 lint: .venv/.ready
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
+	$(MAKE) --silent lint-types
+
+lint-types: .venv/.ready
 	mkdir -p .venv/typing/drafttrace
 	ln -sfn $(CURDIR)/drafttrace/*.py $(CURDIR)/drafttrace/py.typed .venv/typing/drafttrace/
 	ln -sfn $(CURDIR)/tracer $(CURDIR)/hooks $(CURDIR)/compare .venv/typing/drafttrace/

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from doctools import blocks, pages
+from doctools import blocks, changes, pages
 from drafttrace.catalogue import CAUSES
 from drafttrace.compare.findings.base import ORDER
 from drafttrace.compare.vocabulary import CLASS_OF
@@ -190,3 +190,49 @@ def test_importing_the_catalogue_needs_nothing_heavy() -> None:
     code = "import sys, drafttrace.catalogue; print(*{n.split('.')[0] for n in sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"torch", "numpy", "h5py"} & set(done.stdout.split())
+
+
+# --- release notes and contributors' files -----------------------------------------------------------------------
+
+
+def test_the_fragments_add_up_to_release_notes() -> None:
+    found = changes.fragments()
+    text = changes.notes(found)
+    assert all(change.text in text for change in found)
+    assert text.index("### Added") < text.index("### Fixed")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("thing.md", "A thing."), ("thing.added.md", "no sentence"), ("T.added.md", "X.")]
+)
+def test_a_fragment_that_cannot_be_used(name: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(changes.BadFragment):
+        changes.fragments(tmp_path)
+
+
+def test_issue_templates_ask_for_the_report_and_the_versions() -> None:
+    folder = ROOT / ".github/ISSUE_TEMPLATE"
+    forms = {path.stem: yaml.safe_load(path.read_text()) for path in folder.glob("*.yml")}
+    assert set(forms) == {"bug", "wrong-cause", "format", "config"}
+    for name in ("bug", "wrong-cause", "format"):
+        parts = [part for part in forms[name]["body"] if part["type"] != "markdown"]
+        assert all(part["id"] and part["attributes"]["label"] for part in parts)
+    required = {
+        part["attributes"]["label"]
+        for name in ("bug", "wrong-cause")
+        for part in forms[name]["body"]
+        if part.get("validations", {}).get("required")
+    }
+    assert {"report.md", "drafttrace --version --verbose"} <= required
+
+
+def test_pre_commit_runs_what_lint_runs() -> None:
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
+    hooks = {hook["id"]: hook for repo in config["repos"] for hook in repo["hooks"]}
+    assert {"ruff-check", "ruff-format", "mypy", "docs-pages"} <= set(hooks)
+    assert all(
+        hook["language"] == "system" for hook in hooks.values()
+    )  # the versions of .venv, and nothing fetched
+    makefile = (ROOT / "Makefile").read_text()
+    assert "lint-types:" in makefile and "lint-types" in hooks["mypy"]["entry"]

@@ -7,17 +7,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from drafttrace.compare.facts import DECLARED, VALUE, Explanation, StreamFacts
+from drafttrace.compare.halves import find_half, in_company
 from drafttrace.compare.hypotheses import (
     Fit,
     far_fits,
     identity,
     near_fits,
-    plain_angle,
-    residual_half,
     scalar,
     usable,
 )
-from drafttrace.compare.locate import Located, distance
+from drafttrace.compare.locate import Located
 from drafttrace.compare.sample import Sample, Stream
 from drafttrace.compare.thresholds import Thresholds
 from drafttrace.tracer.rows import Floats
@@ -38,10 +37,11 @@ def stream_facts(
     thresholds: Thresholds,
 ) -> tuple[StreamFacts, ...]:
     """The facts about each stream. located: its place among ``atlas`` (Nones without one). others: the other side."""
-    return tuple(
+    found = [
         _facts(stream, place, sample, atlas, others, thresholds)
         for stream, place in zip(streams, located, strict=True)
-    )
+    ]
+    return in_company(found, streams, sample, atlas)
 
 
 def _facts(
@@ -68,7 +68,7 @@ def _facts(
     broken = whole.mean() < 0.5 if len(x) else True
     explanation = _explanation(x, sample, _candidates(located, atlas, others), thresholds, bool(broken))
     if explanation is None and located is not None and not broken:
-        explanation = _residual(x, sample, atlas)
+        explanation = find_half(x, stream.boundary, sample, atlas)
     if explanation is not None and explanation.boundary is not None:
         return made(explanation.boundary, VALUE, explanation, bool(broken))
     return made(declared[0], declared[1], explanation, bool(broken))
@@ -133,41 +133,3 @@ def _explanation(
     if not broken and fit.score > 0.7 * plain:
         return None
     return Explanation(fit, stream.name, stream.boundary, float(plain))
-
-
-def _residual(x: Floats, sample: Sample, atlas: Sequence[Stream]) -> Explanation | None:
-    """x as what one layer added to the stream, or as a state inside a layer; None where neither fits."""
-    best: Explanation | None = None
-    nearest = np.inf
-    previous: tuple[Stream, Floats] | None = None
-    for stream in atlas:
-        rows = sample.read(stream)
-        nearest = min(nearest, _known_or_inf(plain_angle(x, rows)))
-        if (
-            previous is not None
-            and previous[0].boundary is not None
-            and stream.boundary == previous[0].boundary + 1
-        ):
-            fit = residual_half(x, previous[1], rows)
-            if np.isfinite(fit.residual) and (best is None or fit.residual < best.fit.residual):
-                best = Explanation(fit, stream.name, stream.boundary, 0.0)
-            inside = _inside_layer(x, previous[1], rows)
-            if inside is not None:
-                return Explanation(inside, stream.name, stream.boundary, 0.0)
-        previous = (stream, rows)
-    if best is None or best.fit.residual > 0.5 or best.fit.residual > 0.6 * nearest:
-        return None
-    return Explanation(best.fit, best.target, best.boundary, float(nearest))
-
-
-def _inside_layer(x: Floats, before: Floats, after: Floats) -> Fit | None:
-    """x stands between two boundaries: the attention half of a layer is in it, the MLP half is not."""
-    whole = distance(before, after).rel_l2
-    to_before, to_after = distance(x, before).rel_l2, distance(x, after).rel_l2
-    if max(to_before, to_after) < 0.95 * whole and to_before**2 + to_after**2 < 1.3 * whole**2:
-        return Fit("inside-layer", to_after, 2.0, {"to_before": to_before, "to_after": to_after, "layer": whole})
-    return None
-
-
-def _known_or_inf(value: float) -> float:
-    return value if np.isfinite(value) else np.inf

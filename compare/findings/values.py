@@ -91,8 +91,10 @@ def _make(facts: Facts, name: str, side: str, members: Sequence[tuple[int, Strea
 
 
 def _confidence(members: Sequence[tuple[int, StreamFacts, Explanation]]) -> float:
-    worst = max(e.fit.residual for _, _, e in members)
-    return max(0.4, 0.98 - 2 * worst)
+    left_over = [e.fit.residual for _, _, e in members]
+    if all(e.fit.name == "residual-half" for _, _, e in members):  # an angle, and the clearest slot proves it
+        return max(0.4, 0.98 - min(left_over))
+    return max(0.4, 0.98 - 2 * max(left_over))
 
 
 def _plain(fitted: Any) -> dict[str, Any]:

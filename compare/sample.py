@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from drafttrace.compare.align import Alignment
+from drafttrace.compare.kernels.pairs import row_sums
 from drafttrace.compare.measure import Bools, massive_channels, massive_rows
 from drafttrace.tracer.capture import Capture, Ints, Slot
 from drafttrace.tracer.rows import Floats, Rows
 
 MAX_ROWS = 128
-_MAX_VALUES = 2**19
+_MAX_VALUES = 2**18
+_KEPT_BYTES = 48 << 20
 MIN_ROWS = 3
 
 
@@ -78,15 +80,29 @@ class Sample:
     left: Ints
     reference: Ints
     positions: Ints
+    _kept: dict[tuple[int, str, int], tuple[Stream, Floats]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
 
     def __len__(self) -> int:
         return len(self.left)
 
     def read(self, stream: Stream, shift: int = 0) -> Floats:
-        """The sample's rows of one stream, ``[m, H]`` float32; reference rows moved by ``shift``.
+        """The sample's rows of one stream, ``[m, H]`` float32 and not to be written to; reference rows moved by
+        ``shift``.
 
-        A row that the stream does not have is NaN.
+        A row that the stream does not have is NaN. What was read last is kept, up to 48 MB.
         """
+        key = (id(stream.rows), stream.side, shift)
+        if key not in self._kept:
+            found = self._read(stream, shift)
+            found.flags.writeable = False
+            while self._kept and found.nbytes * (len(self._kept) + 1) > _KEPT_BYTES:
+                del self._kept[next(iter(self._kept))]
+            self._kept[key] = stream, found  # the stream, too, so that its id stays its own
+        return self._kept[key][1]
+
+    def _read(self, stream: Stream, shift: int) -> Floats:
         index = self.left if stream.side == "left" else self.reference + shift
         inside = stream.has(index)
         if inside.all():
@@ -119,7 +135,8 @@ def choose(
     good = np.ones(len(rows), np.bool_)
     for stream in (*left, *reference):
         if stream.kind == "slot":
-            norms = np.linalg.norm(sample.read(stream).astype(np.float64), axis=1)
+            rows_read = sample.read(stream)
+            norms = np.sqrt(row_sums(rows_read, rows_read).xx)
             ordinary = np.isfinite(norms) & ~massive_rows(norms)
             if ordinary.sum() >= MIN_ROWS and (good & ordinary).sum() >= min(MIN_ROWS, good.sum()):
                 good &= ordinary

@@ -49,9 +49,9 @@ def row_sums(x: Floats, y: Floats, massive: Ints | None = None) -> RowSums:
 def _plain_sums(x: Floats, y: Floats, massive: Ints) -> RowSums:
     a, b = x.astype(np.float64), y.astype(np.float64)
     with np.errstate(all="ignore"):
-        sums = [_dots(a, a), _dots(b, b), _dots(a, b), _dots(a - b, a - b)]
+        sums = _dots(a, a), _dots(b, b), _dots(a, b), _dots(a - b, a - b)
         if len(massive) == 0:
-            return RowSums(*sums, *sums[:3])
+            return RowSums(*sums, sums[0], sums[1], sums[2])
         keep = np.ones(x.shape[1], np.bool_)
         keep[massive] = False
         a, b = a[:, keep], b[:, keep]

@@ -149,7 +149,9 @@ def _entry(path: Path, name: str, entry: Any, base: int) -> TensorInfo:
             f"{path} describes tensor '{name}' without dtype, shape and data_offsets; copy it again."
         ) from error
     if any(type(number) is not int or number < 0 for number in numbers) or end < begin:
-        raise UnreadableFile(f"{path} gives tensor '{name}' the impossible shape {shape} or range {begin}..{end}.")
+        raise UnreadableFile(
+            f"{path} gives tensor '{name}' the impossible shape {shape} or range {begin}..{end}; copy it again."
+        )
     if dtype not in _FLOATS and dtype not in _OTHERS:
         raise UnreadableFile(
             f"{path} stores tensor '{name}' as {dtype!r}, a number format drafttrace cannot read; "

@@ -82,7 +82,7 @@ def convert(
     if unknown:
         raise DrafttraceError(f"'{unknown[0]}' is nothing that can be given up; choose from {', '.join(LOSSES)}.")
     if mask not in {None, "ones"}:
-        raise DrafttraceError(f"A loss mask can be made of 'ones', not of '{mask}'.")
+        raise DrafttraceError(f"A loss mask can be made of 'ones', not of '{mask}'; leave it out or give 'ones'.")
     asked = request or Request()
     if target is not None:
         from drafttrace.tracer.target_weights import read_shape
@@ -134,7 +134,9 @@ def _to_safetensors(source: Sample, out: Path) -> list[Path]:
     if source.layers is not None:
         metadata["layers"] = str(source.layers)
     if not by_boundary:
-        raise DrafttraceError(f"'{capture.path}' has no states with a known boundary.")
+        raise DrafttraceError(
+            f"'{capture.path}' has no states with a known boundary; say which they are with --layer-ids."
+        )
     from drafttrace import __version__
 
     metadata |= {
@@ -214,7 +216,8 @@ def _to_specforge(source: Sample, out: Path) -> list[Path]:
     slots = source.capture.slots
     if len(slots) != 3:
         raise DrafttraceError(
-            f"{layout} holds exactly three slots, and '{source.capture.path}' has {len(slots)} of them."
+            f"{layout} holds exactly three slots, and '{source.capture.path}' has {len(slots)} of them; "
+            "choose another layout with --to."
         )
     import torch
 

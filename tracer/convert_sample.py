@@ -45,7 +45,9 @@ def one_row_per_token(capture: Capture, request: Request, lose: frozenset[str], 
     rows = np.flatnonzero(target_phase & (sure | likely) & (table.position >= 0))
     rows = rows[table.position[rows] < (capture.valid_length or len(capture.tokens))]
     if len(rows) == 0:
-        raise DrafttraceError(f"'{capture.path}' has no rows of accepted tokens, so there is nothing to convert.")
+        raise DrafttraceError(
+            f"'{capture.path}' has no rows of accepted tokens, so there is nothing to convert; record a longer request."
+        )
     last = int(table.position[rows].max())
     index = np.full(last + 1, -1, np.int64)
     index[table.position[rows]] = rows
@@ -121,7 +123,9 @@ def refuse(source: Sample, loss: str, layout: str, why: str) -> None:
 
 def need_slots(source: Sample, layout: str) -> None:
     if not source.capture.slots:
-        raise DrafttraceError(f"'{source.capture.path}' has no slots, and {layout} needs them.")
+        raise DrafttraceError(
+            f"'{source.capture.path}' has no slots, and {layout} needs them; choose another layout."
+        )
 
 
 def refuse_ids(source: Sample, layout: str) -> None:
@@ -184,7 +188,9 @@ def last_on(source: Sample, wanted: Norm, layout: str) -> Rows:
     """The last state on the wanted side of the final norm. Raises DrafttraceError where it is not to be had."""
     last = source.capture.last
     if last is None:
-        raise DrafttraceError(f"'{source.capture.path}' has no last state, and {layout} stores one.")
+        raise DrafttraceError(
+            f"'{source.capture.path}' has no last state, and {layout} stores one; choose another layout."
+        )
     if last.norm is wanted:
         return last.rows
     side = {Norm.PRE: "before", Norm.POST: "after", Norm.UNKNOWN: "on an unknown side of"}

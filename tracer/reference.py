@@ -62,7 +62,8 @@ def plan_boundaries(layers: int, boundaries: Which, slots: Sequence[int] | None 
     for k in (*listed, *wiring):
         if not 0 <= k <= layers:
             raise DrafttraceError(
-                f"There is no {boundary_name(k)}: a target of {layers} layers has B0 to {boundary_name(layers)}."
+                f"There is no {boundary_name(k)}: a target of {layers} layers has B0 to {boundary_name(layers)}; "
+                "name one of these."
             )
     stored = tuple(dict.fromkeys((*(k for k in (*listed, *wiring) if k != layers), layers)))
     return Plan(stored, tuple(k for k in dict.fromkeys(wiring)), layers)

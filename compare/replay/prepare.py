@@ -67,7 +67,8 @@ def name_slots(subject: Subject, captures: Sequence[Capture], slots_are: Sequenc
     for capture in captures:
         if slots_are is not None and len(slots_are) != len(capture.slots):
             raise DrafttraceError(
-                f"{capture.path} has {len(capture.slots)} slots, {keys_name(list(slots_are))} names {len(slots_are)}."
+                f"{capture.path} has {len(capture.slots)} slots, {keys_name(list(slots_are))} names {len(slots_are)}; "
+                "name one boundary per slot."
             )
         by_value, _ = dump_wiring(capture, subject.target_weights, subject.target.embed_scale)
         slots = []
@@ -135,7 +136,8 @@ def plan_wirings(subject: Subject, bench: Bench, given: Sequence[Sequence[int]])
     for wiring in given:
         if len(wiring) != slots:
             raise DrafttraceError(
-                f"--wiring {keys_name(list(wiring))} names {len(wiring)} boundaries, the draft's fc reads {slots} slots."
+                f"--wiring {keys_name(list(wiring))} names {len(wiring)} boundaries, the draft's fc reads {slots} slots; "
+                "name as many."
             )
         add(tuple(wiring), "given")
     first = bench.texts[0].file_wiring

@@ -31,7 +31,9 @@ def check(wiring: Sequence[int], *, n: int, hidden: int, width: int | None) -> N
     name = wiring_name(list(wiring))
     beyond = [k for k in wiring if not 0 <= k <= n]
     if beyond:
-        raise WrongWiring(f"--wiring {name} names B{beyond[0]}, but the target has {n} layers: B0 to B{n} exist.")
+        raise WrongWiring(
+            f"--wiring {name} names B{beyond[0]}, but the target has {n} layers; name boundaries from B0 to B{n}."
+        )
     if width is not None and len(wiring) * hidden != width:
         raise WrongWiring(
             f"--wiring {name} gives {len(wiring)} slots of {hidden} columns, but the draft's fc takes {width} columns; "

@@ -85,7 +85,7 @@ def read_text(path: Path, what: str) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise DrafttraceError(f"The {what} file '{path}' is not UTF-8 text.") from None
+        raise DrafttraceError(f"The {what} file '{path}' is not UTF-8 text; save it as UTF-8.") from None
     except OSError as error:
         raise DrafttraceError(
             f"The {what} file '{path}' cannot be read ({error.strerror}); check the name."

@@ -53,7 +53,9 @@ def rows(tensor: Tensor, name: str, path: Path, scales: Floats | None = None) ->
     flat = unbatched(tensor, name, path, 2)
     kind = flat.float_kind
     if kind is None:
-        raise UnreadableFile(f"The field '{name}' of '{path}' holds {tensor.kind}, no hidden states.")
+        raise UnreadableFile(
+            f"The field '{name}' of '{path}' holds {tensor.kind}, no hidden states; write the dump again."
+        )
     if 0 in flat.shape:
         raise UnreadableFile(
             f"The field '{name}' of '{path}' is empty (shape {list(tensor.shape)}); dump it again."
@@ -107,7 +109,8 @@ def token_ids(tensor: Tensor, name: str, path: Path) -> Ints:
         ids = flat.ints()
     except ValueError:
         raise UnreadableFile(
-            f"The field '{name}' of '{path}' holds {tensor.kind} values that are no token ids."
+            f"The field '{name}' of '{path}' holds {tensor.kind} values that are no token ids; "
+            "write the dump again."
         ) from None
     if len(ids) == 0:
         raise UnreadableFile(f"The field '{name}' of '{path}' holds no tokens; dump the sample again.")
@@ -217,12 +220,14 @@ def capture(
     counts = {len(slot.rows) for slot in slots} | ({len(last.rows)} if last is not None else set())
     if len(counts) > 1:
         listed = ", ".join(str(count) for count in sorted(counts))
-        raise UnreadableFile(f"The states of '{document_path}' have {listed} rows, which should be one number.")
+        raise UnreadableFile(
+            f"The states of '{document_path}' have {listed} rows, which should be one number; write it again."
+        )
     count = counts.pop() if counts else len(tokens)
     widths = {slot.rows.width for slot in slots}
     if len(widths) > 1:
         raise UnreadableFile(
-            f"The slots of '{document_path}' are {sorted(widths)} wide, which should be one width."
+            f"The slots of '{document_path}' are {sorted(widths)} wide, which should be one width; write it again."
         )
     notes = list(more.pop("notes", ()))
     if count != len(tokens):

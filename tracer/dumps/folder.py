@@ -53,7 +53,8 @@ class Collection:
                 return ref
         numbers = [ref.number for ref in self.refs]
         raise DrafttraceError(
-            f"'{self.path}' has no sample {number}: it holds {len(numbers)}, numbered {min(numbers)} to {max(numbers)}."
+            f"'{self.path}' has no sample {number}: it holds {len(numbers)}, numbered {min(numbers)} to {max(numbers)}; "
+            "choose one of these."
         )
 
 

@@ -53,7 +53,9 @@ def _samples(folder: Path) -> Sequence[SampleRef]:
     for shard in sorted(folder.glob("shard-*.safetensors")):
         ids = _shard_field(read_safetensors(shard), "input_ids")
         if ids.ndim != 2:
-            raise UnreadableFile(f"The field 'input_ids' of '{shard}' has the shape {list(ids.shape)}, not [n, S].")
+            raise UnreadableFile(
+                f"The field 'input_ids' of '{shard}' has the shape {list(ids.shape)}, not [n, S]; write the cache again."
+            )
         first = len(refs)
         refs.extend(SampleRef(first + k, shard, k) for k in range(ids.shape[0]))
     return refs
@@ -69,7 +71,8 @@ def _one(shard: SafetensorsFile, name: str, inner: int) -> Tensor:
     tensor = _shard_field(shard, name)
     if tensor.ndim < 2 or inner >= tensor.shape[0]:
         raise UnreadableFile(
-            f"The field '{name}' of '{shard.path}' has no entry {inner} (shape {list(tensor.shape)})."
+            f"The field '{name}' of '{shard.path}' has no entry {inner} (shape {list(tensor.shape)}); "
+            "write the cache again."
         )
     return tensor.with_array(tensor.array[inner])
 

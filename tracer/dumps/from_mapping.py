@@ -121,7 +121,9 @@ def _checked(document: Document, name: str, value: Any) -> Tensor:
     if isinstance(value, list):
         value = _from_numbers(value)
     if not isinstance(value, Tensor):
-        raise UnreadableFile(f"The field '{name}' of '{document.path}' is no tensor but {type(value).__name__}.")
+        raise UnreadableFile(
+            f"The field '{name}' of '{document.path}' is no tensor but {type(value).__name__}; name another."
+        )
     return value
 
 
@@ -163,7 +165,9 @@ def _pick(document: Document, name: str, index: int) -> Any:
         else 0
     )
     if not -size <= index < size:
-        raise UnreadableFile(f"The field '{name}' of '{document.path}' has no entry {index}: it has {size}.")
+        raise UnreadableFile(
+            f"The field '{name}' of '{document.path}' has no entry {index}: it has {size}; count from 0."
+        )
     return value[index] if isinstance(value, list) else value.with_array(value.array[:, index])
 
 

@@ -79,7 +79,9 @@ def _runs(positions: Ints) -> list[tuple[int, int]]:
 def _capture(path: Path, layout: str, why: str, found: _Pass, run: int, request: Request) -> Capture:
     runs = _runs(found.positions)
     if run >= len(runs):
-        raise UnreadableFile(f"'{path}' has no request {run} in this forward pass: it has {len(runs)}.")
+        raise UnreadableFile(
+            f"'{path}' has no request {run} in this forward pass: it has {len(runs)}; count from 0."
+        )
     start, stop = runs[run]
 
     def part(tensor: Tensor, name: str) -> Rows:
@@ -149,7 +151,9 @@ def _pass(document: Document) -> _Pass:
     tokens = build.token_ids(ids, "input_ids", document.path)
     positions = build.token_ids(where, "positions", document.path)
     if len(positions) != len(tokens):
-        raise UnreadableFile(f"'{document.path}' has {len(positions)} positions for {len(tokens)} tokens.")
+        raise UnreadableFile(
+            f"'{document.path}' has {len(positions)} positions for {len(tokens)} tokens; dump it again."
+        )
     outputs: dict[str, list[Tensor]] = {}
     for name, item in value.items():
         tensors = [item] if isinstance(item, Tensor) else item if isinstance(item, list) else []
@@ -204,7 +208,7 @@ def _read_dumper(folder: Path, ref: SampleRef, request: Request) -> Capture:
     positions = build.token_ids(plain["positions"], "positions", folder)
     if len(positions) != len(tokens):
         raise UnreadableFile(
-            f"'{folder}' has {len(positions)} positions for {len(tokens)} tokens in step {ref.inner}."
+            f"'{folder}' has {len(positions)} positions for {len(tokens)} tokens in step {ref.inner}; dump it again."
         )
     ordered = {name: [parts[k] for k in sorted(parts)] for name, parts in outputs.items()}
     why = _detect_dumper(folder) or "asked for with --format"
@@ -251,7 +255,9 @@ def _read_json(document: Document, inner: int, request: Request) -> Capture:
     path = document.path
     answers = _answers(document)
     if inner >= len(answers):
-        raise UnreadableFile(f"The file '{path}' is no answer of /generate with hidden states.")
+        raise UnreadableFile(
+            f"The file '{path}' is no answer of /generate with hidden states; ask with return_hidden_states."
+        )
     answer = answers[inner]
     matrix = _json_rows(path, answer["meta_info"]["hidden_states"])
     tokens, notes = _json_tokens(path, answer, len(matrix.array))

@@ -126,7 +126,9 @@ def _read_reference(document: Document, _inner: int, _request: Request) -> Captu
     by_boundary: dict[int, Rows] = dict(zip(stated, parts, strict=True))
     missing = [k for k in slots_wanted if k not in by_boundary]
     if missing:
-        raise UnreadableFile(f"The file '{path}' names B{missing[0]} as a slot but holds no B{missing[0]}.")
+        raise UnreadableFile(
+            f"The file '{path}' names B{missing[0]} as a slot but holds no B{missing[0]}; make it again."
+        )
     slots = tuple(Slot(f"hidden_states[{stated.index(k)}]", by_boundary[k], k, source) for k in slots_wanted)
     last = None
     if last_at is not None and last_at in by_boundary:
@@ -217,7 +219,9 @@ def _read_v1(document: Document, _inner: int, request: Request) -> Capture:
 
 def _entry(path: Path, k: int, value: Any) -> Rows:
     if not isinstance(value, Tensor):
-        raise UnreadableFile(f"Entry {k} of 'hidden_states' in '{path}' is {type(value).__name__}, no tensor.")
+        raise UnreadableFile(
+            f"Entry {k} of 'hidden_states' in '{path}' is {type(value).__name__}, no tensor; write it again."
+        )
     return build.rows(value, f"hidden_states[{k}]", path)
 
 

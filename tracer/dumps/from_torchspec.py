@@ -80,7 +80,7 @@ def _mask(document: Document, entry: dict[str, Any], length: int) -> Ints | None
             raise ValueError
     except (ValueError, TypeError):
         raise UnreadableFile(
-            f"The field 'packed_loss_mask' of '{document.path}' is no list of run lengths."
+            f"The field 'packed_loss_mask' of '{document.path}' is no list of run lengths; write it again."
         ) from None
     values = np.repeat(np.arange(len(runs), dtype=np.int64) % 2, runs)
     mask = np.zeros(length, np.int64)

@@ -43,7 +43,9 @@ class MappedFile:
                 if fd is None:
                     os.close(handle)
         except OSError as error:
-            raise UnreadableFile(f"The file '{path}' cannot be read: {error.strerror or error}.") from None
+            raise UnreadableFile(
+                f"The file '{path}' cannot be read ({error.strerror or error}); check it."
+            ) from None
         self.bytes: npt.NDArray[np.uint8] = (
             np.empty(0, np.uint8) if self._map is None else np.frombuffer(self._map, np.uint8)
         )

@@ -173,10 +173,13 @@ def _check_format(opened: TraceFile) -> None:
             "died at once; record the request again"
         )
     if name != schema.FORMAT:
-        raise UnknownFormat(f"{opened.path} is an HDF5 file but no drafttrace trace (it says format '{name}')")
+        raise UnknownFormat(
+            f"{opened.path} is an HDF5 file but no drafttrace trace (it says format '{name}'); "
+            "give a trace or a training dump"
+        )
     if version > schema.FORMAT_VERSION:
         raise UnknownFormat(
-            f"{opened.path} has format version {version}, this drafttrace reads up to {schema.FORMAT_VERSION}: "
+            f"{opened.path} has format version {version}, this drafttrace reads up to {schema.FORMAT_VERSION}; "
             "update drafttrace"
         )
     if version < 1:

@@ -63,11 +63,15 @@ def check_tensor(trace: TraceFile, dataset: h5py.Dataset, spec: TensorSpec, coun
     name = dataset.name
     shape = dataset.shape
     if len(shape) != 2 or shape[1] != spec.width:
-        raise UnreadableFile(f"{trace.path} is damaged: {name} has the shape {shape}, not [rows, {spec.width}]")
+        raise UnreadableFile(
+            f"{trace.path} is damaged: {name} has the shape {shape}, not [rows, {spec.width}]; record it again"
+        )
     if not dataset.id.get_type().equal(bfloat16.hdf5_type(spec.dtype)):
-        raise UnreadableFile(f"{trace.path} is damaged: {name} is not stored as {spec.dtype}")
+        raise UnreadableFile(f"{trace.path} is damaged: {name} is not stored as {spec.dtype}; record it again")
     if shape[0] < count:
-        raise UnreadableFile(f"{trace.path} is damaged: {name} has {shape[0]} rows where the table has {count}")
+        raise UnreadableFile(
+            f"{trace.path} is damaged: {name} has {shape[0]} rows where the table has {count}; record it again"
+        )
     if not trace.closed_properly and (end := _end(dataset, spec, count)) > (size := os.stat(trace.path).st_size):
         raise UnreadableFile(
             f"{trace.path} is cut off: {name} reaches to byte {end} of {size}; copy it again from where it was made"

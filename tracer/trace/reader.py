@@ -163,7 +163,9 @@ def layout_of(trace: TraceFile) -> TraceLayout:
     try:
         return TraceLayout.from_json(text)
     except (ValueError, KeyError, TypeError) as error:
-        raise UnreadableFile(f"{trace.path} is damaged: its layout makes no sense ({error})") from error
+        raise UnreadableFile(
+            f"{trace.path} is damaged: its layout makes no sense ({error}); record it again"
+        ) from error
 
 
 def _text(trace: TraceFile, name: str) -> str:

@@ -200,7 +200,7 @@ def test_flipped_bytes_give_data_or_a_sentence(tmp_path: Path, data: st.DataObje
 def test_an_existing_file_is_never_overwritten_unasked(tmp_path: Path) -> None:
     path = tmp_path / "t.h5"
     path.write_text("precious")
-    with pytest.raises(OutputExists, match="exists already: pass --force") as caught:
+    with pytest.raises(OutputExists, match="exists already; pass --force") as caught:
         open_writer(path)
     one_sentence(caught.value, path)
     assert path.read_text() == "precious"

@@ -15,6 +15,7 @@ from drafttrace.compare.findings import diagnose
 from drafttrace.compare.findings.tokens import first_difference
 from drafttrace.compare.inside import look_inside
 from drafttrace.compare.judge import overall, summary_of
+from drafttrace.compare.masks import find_mask_shifts
 from drafttrace.compare.measured import MeasuredSlot, measured_others, measured_slots
 from drafttrace.compare.oddrows import row_facts
 from drafttrace.compare.ranks import RankFacts, RankRows, compare_hashes, find_partial_sum
@@ -23,6 +24,7 @@ from drafttrace.compare.sample import MIN_ROWS
 from drafttrace.compare.streams import Location, Sides, Wirings, find_shift, locate_all, wirings
 from drafttrace.compare.thresholds import DEFAULT, Noise, Thresholds
 from drafttrace.tracer.capture import Capture
+from drafttrace.tracer.chat_marks import ChatMarks
 from drafttrace.tracer.errors import NothingToCompare
 
 Decode = Callable[[int], str]
@@ -41,6 +43,7 @@ def diff(
     rank_traces: Sequence[Capture] = (),
     others: Sequence[Capture] = (),
     expected: Expected | None = None,
+    marks: ChatMarks | None = None,
 ) -> Result:
     """Compare a capture with a reference; without one, check the capture against itself.
 
@@ -48,11 +51,11 @@ def diff(
     :func:`measure_noise`). ranks: the row hashes that the left trace keeps of every rank. rank_traces: traces that
     the other ranks recorded of the same request (``serve --all-ranks``), to find sums that were never added up.
     others: traces of other requests to the same server, to find rows that belong to them. expected: the accept length
-    that the draft should reach.
+    that the draft should reach. marks: the ids of the target's chat template, to see whether a loss mask is moved.
     Raises NothingToCompare where the two cannot belong together: another hidden size, or a side without any state.
     """
     between = compare_hashes(ranks)
-    judging = _Judging(thresholds, noise, decode, expected)
+    judging = _Judging(thresholds, noise, decode, expected, marks)
     if reference is None:
         return _finish(_Work(left, None, None, look_for_copies(left, None, others), ranks=between), judging)
     _check(left, reference)
@@ -102,6 +105,7 @@ class _Judging:
     noise: Noise | None
     decode: Decode | None
     expected: Expected | None
+    marks: ChatMarks | None
 
 
 @dataclass(frozen=True)
@@ -186,6 +190,7 @@ def _finish(work: _Work, judging: _Judging) -> Result:
         norm_weight=location.norm_weight if location is not None else None,
         rows=work.odd,
         copies=work.copies,
+        masks=find_mask_shifts(left, reference, judging.marks, judging.decode),
         inside=inside,
         ranks=work.ranks,
         acceptance=acceptance_of(left, reference, judging.expected, inside.fc_state),

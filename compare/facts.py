@@ -9,6 +9,7 @@ from drafttrace.compare.align import Alignment
 from drafttrace.compare.hypotheses import Doubles, Fit
 from drafttrace.compare.inside import InsideFacts
 from drafttrace.compare.locate import Distance, Located
+from drafttrace.compare.masks import MaskShift
 from drafttrace.compare.ranks import RankFacts
 from drafttrace.compare.repeats import Borrowed, Repeat
 from drafttrace.compare.result import Acceptance, SlotResult
@@ -115,6 +116,7 @@ class Facts:
     norm_weight: Doubles | None
     rows: tuple[RowFacts, ...]
     copies: CopyFacts
+    masks: tuple[MaskShift, ...]
     inside: InsideFacts
     ranks: RankFacts
     acceptance: Acceptance

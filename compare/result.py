@@ -296,8 +296,9 @@ class Result:
         return render(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the report whose form the name ends in: .json (machine form), .md (for an issue) or .html (plots).
+        """Write the report whose form the name ends in.
 
+        .json: machine form; .md: for an issue; .html: with plots; .png: one picture of the plots.
         An existing file is replaced. Raises DrafttraceError for another ending, and where nothing can be written.
         """
         from drafttrace.compare.saving import save

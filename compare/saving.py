@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 def save(result: Result, path: Path) -> None:
     """Write the file, whole or not at all. Raises DrafttraceError as :meth:`Result.save` says."""
-    forms: dict[str, Callable[[Result], str]] = {".json": _json, ".md": _markdown, ".html": _html}
+    forms: dict[str, Callable[[Result], bytes]] = {".json": _json, ".md": _markdown, ".html": _html, ".png": _png}
     form = forms.get(path.suffix.lower())
     if form is None:
         raise DrafttraceError(f"The report '{path}' has no known form; let its name end in {', '.join(forms)}.")
     part = path.with_name(f".{path.name}.part")
     try:
-        part.write_text(form(result), encoding="utf-8")
+        part.write_bytes(form(result))
         part.replace(path)
     except OSError as error:
         raise OutputExists(
@@ -29,17 +29,23 @@ def save(result: Result, path: Path) -> None:
         ) from None
 
 
-def _json(result: Result) -> str:
-    return json.dumps(result.to_json(), indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+def _json(result: Result) -> bytes:
+    return (json.dumps(result.to_json(), indent=2, allow_nan=False, ensure_ascii=False) + "\n").encode()
 
 
-def _markdown(result: Result) -> str:
+def _markdown(result: Result) -> bytes:
     from drafttrace.compare.report_markdown import render
 
-    return render(result)
+    return render(result).encode()
 
 
-def _html(result: Result) -> str:
+def _html(result: Result) -> bytes:
     from drafttrace.compare.report_html import render
 
-    return render(result)
+    return render(result).encode()
+
+
+def _png(result: Result) -> bytes:
+    from drafttrace.plots import overview
+
+    return overview(result)

@@ -78,26 +78,47 @@ def diff(
     thresholds: Mapping[str, float] | None = None,
     noise: Noise | tuple[Source, Source] | None = None,
     tokenizer: PathLike | None = None,
+    expected: str | float | None = None,
+    others: Sequence[PathLike] = (),
+    rank_traces: Sequence[PathLike] = (),
 ) -> Result:
     """Compare what the server computed with what training stored, and name the cause.
 
     Without a reference the left trace is checked against itself. thresholds: bounds by name, as ``--threshold`` takes
     them; relative L2 distances are medians over rows, without unit. noise: the noise floor, or two recordings of one
     prompt to measure it from. tokenizer: a folder with tokenizer.json, to show tokens as text (default: the target
-    that the trace names, where it is on this machine).
+    that the trace names, where it is on this machine). expected: the accept length that the draft should reach, as
+    ``--expected`` takes it. others: traces of other requests to the same server (or folders of them), to find rows that
+    belong to those. rank_traces: the same request on the other ranks.
 
     The result says what was measured (``result.slots``), which causes hold (``result.findings``, those that explain most
     first) and a verdict: match, noise, mismatch or incomparable. Raises NothingToCompare where the two cannot
     belong together, and what :func:`open` raises.
     """
     from drafttrace.compare.diff import diff as compare
+    from drafttrace.tracer.beside import gather
     from drafttrace.tracer.decoding import decoder, tokenizer_folder
 
     ours = _capture(left)
     theirs = None if reference is None else _capture(reference, like=ours)
     folder = tokenizer_folder(None if tokenizer is None else Path(tokenizer), ours, theirs)
     floor = _noise(noise)
-    return compare(ours, theirs, thresholds=_thresholds(thresholds), noise=floor, decode=decoder(folder))
+    beside = gather(
+        ours,
+        theirs,
+        tokenizer=folder,
+        rank_traces=[Path(path) for path in rank_traces],
+        others=[Path(path) for path in others],
+        expected=None if expected is None else str(expected),
+    )
+    return compare(
+        ours,
+        theirs,
+        thresholds=_thresholds(thresholds),
+        noise=floor,
+        decode=decoder(folder),
+        **beside.arguments(),
+    )
 
 
 def noise(one: Source, two: Source) -> Noise:

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+from io import BytesIO
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 Measure = Literal["cosine", "rel_l2", "norm"]
 Which = Literal["slots", "boundaries"]
-_LABELS = {"cosine": "cosine", "rel_l2": "relative L2", "norm": "norm of a row"}
+_LABELS: dict[Measure, str] = {"cosine": "cosine", "rel_l2": "relative L2", "norm": "norm of a row"}
 
 
 def by_position(result: Result, measure: Measure = "cosine") -> Any:
@@ -32,21 +33,8 @@ def by_position(result: Result, measure: Measure = "cosine") -> Any:
         raise NothingToCompare("The result compared no slots, so there is nothing to plot.")
     figure = _figure((9.0, 3.6))
     axes = figure.subplots()
-    for slot in result.slots:
-        position = np.array(slot.series.position)
-        order = np.argsort(position, kind="stable")
-        label = f"slot {slot.slot}: {slot.left_boundary or slot.left} / {slot.reference_boundary or slot.reference}"
-        if measure == "norm":
-            (line,) = axes.plot(position[order], np.array(slot.series.norm_left)[order], label=label)
-            axes.plot(position[order], np.array(slot.series.norm_reference)[order], "--", color=line.get_color())
-        else:
-            axes.plot(position[order], np.array(getattr(slot.series, measure))[order], label=label)
-    if measure != "cosine":
-        axes.set_yscale("symlog", linthresh=1e-4)
-    axes.set_xlabel("token position")
-    axes.set_ylabel(_LABELS[measure])
-    axes.set_title(f"{result.verdict}: {', '.join(f.id for f in result.findings) or 'no finding'}", loc="left")
-    axes.legend(loc="best", fontsize="small")
+    _draw_curves(axes, result, measure)
+    axes.set_title(_title(result), loc="left")
     return figure
 
 
@@ -61,16 +49,71 @@ def heatmap(result: Result, which: Which = "slots", measure: Literal["cosine", "
         raise NothingToCompare(
             f"The result holds no matrix of {which}; compare with a file that has a layer sweep."
         )
-    values = np.array(getattr(matrix, measure), np.float64)
     figure = _figure((max(5.0, 0.16 * len(matrix.columns) + 2.5), 0.42 * len(matrix.rows) + 1.8))
-    axes = figure.subplots()
+    _draw_matrix(figure, figure.subplots(), matrix, measure)
+    return figure
+
+
+def overview(result: Result) -> bytes:
+    """One picture (PNG) of everything that there is to plot: the matrices, then cosine, relative L2 and norms.
+
+    Raises NothingToCompare for a result without slots, DrafttraceError where matplotlib is not installed.
+    """
+    if not result.slots:
+        raise NothingToCompare("The result compared no slots, so there is nothing to plot.")
+    matrices = [
+        (matrix, name)
+        for matrix, name in ((result.sweep, "slot × boundary"), (result.matrix, "slot × slot"))
+        if matrix is not None
+    ]
+    heights = [0.34 * len(matrix.rows) + 1.2 for matrix, _ in matrices] + [2.6] * len(_LABELS)
+    figure = _figure((11.0, sum(heights)))
+    panels = figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
+    for axes, (matrix, name) in zip(panels, matrices, strict=False):
+        _draw_matrix(figure, axes, matrix, "rel_l2")
+        axes.set_title(name, loc="left", fontsize="medium")
+    for axes, measure in zip(panels[len(matrices) :], _LABELS, strict=True):
+        _draw_curves(axes, result, measure)
+    figure.suptitle(_title(result), x=0.01, ha="left")
+    picture = BytesIO()
+    figure.savefig(picture, format="png", dpi=110)
+    return picture.getvalue()
+
+
+def _title(result: Result) -> str:
+    names = ", ".join(dict.fromkeys(f.id for f in result.findings)) or "no finding"
+    return f"{result.verdict}: {names}"
+
+
+def _draw_curves(axes: Any, result: Result, measure: Measure) -> None:
+    for slot in result.slots:
+        position = np.array(slot.series.position)
+        order = np.argsort(position, kind="stable")
+        label = f"slot {slot.slot}: {slot.left_boundary or slot.left} / {slot.reference_boundary or slot.reference}"
+        if measure == "norm":
+            (line,) = axes.plot(position[order], np.array(slot.series.norm_left)[order], label=label)
+            axes.plot(position[order], np.array(slot.series.norm_reference)[order], "--", color=line.get_color())
+        else:
+            axes.plot(position[order], np.array(getattr(slot.series, measure))[order], label=label)
+    if measure == "norm":
+        axes.set_yscale("log")
+    elif measure == "rel_l2":
+        axes.set_yscale("symlog", linthresh=1e-4)
+        for slot in result.slots[:1]:
+            axes.axhline(slot.judged.match_limit, color="0.5", linewidth=0.8, linestyle=":")
+    axes.set_xlabel("token position")
+    axes.set_ylabel(_LABELS[measure])
+    axes.legend(loc="best", fontsize="small")
+
+
+def _draw_matrix(figure: Any, axes: Any, matrix: Matrix, measure: Literal["cosine", "rel_l2"]) -> None:
+    values = np.array(getattr(matrix, measure), np.float64)
     shown = values if measure == "cosine" else np.log10(np.maximum(values, 1e-4))
     image = axes.imshow(shown, aspect="auto", cmap="viridis" if measure == "rel_l2" else "viridis_r")
     every = max(1, len(matrix.columns) // 24)
     axes.set_xticks(range(0, len(matrix.columns), every), matrix.columns[::every], rotation=60, ha="right")
     axes.set_yticks(range(len(matrix.rows)), matrix.rows)
     figure.colorbar(image, ax=axes, label="log10 of relative L2" if measure == "rel_l2" else "cosine")
-    return figure
 
 
 def _figure(size: tuple[float, float]) -> Any:

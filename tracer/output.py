@@ -47,11 +47,16 @@ def check_writable(path: Path, *, force: bool, what: str = "output") -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write a report, whole or not at all. Reports may be replaced: they can be made again."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """:func:`write_text` for what is no text."""
     if path.is_dir():
         raise OutputExists(f"The output '{path}' is a folder; give a file name.")
     part = path.with_name(f".{path.name}.part")
     try:
-        part.write_text(text, encoding="utf-8")
+        part.write_bytes(data)
         part.replace(path)
     except OSError as error:
         raise OutputExists(

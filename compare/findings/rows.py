@@ -7,16 +7,16 @@ from collections.abc import Iterator
 import numpy as np
 
 from drafttrace.compare.facts import Facts, RowFacts
-from drafttrace.compare.findings.base import finding
+from drafttrace.compare.findings.base import finding, quoted
 from drafttrace.compare.result import NOTE, Finding
 
 
 def find(facts: Facts) -> Iterator[Finding]:
     """Findings about single rows and about the pairing of rows."""
+    yield from _mask_shift(facts)
     if facts.alignment is None:
         return
     yield from _token_shift(facts)
-    yield from _mask_shift(facts)
     yield from _prefix_gap(facts)
     yield from _span(facts)
 
@@ -44,32 +44,39 @@ def _token_shift(facts: Facts) -> Iterator[Finding]:
 
 
 def _mask_shift(facts: Facts) -> Iterator[Finding]:
-    """The loss mask starts (and ends) one token off the prompt's end."""
-    reference, left = facts.reference, facts.left
-    if reference is None or reference.mask is None or reference.prompt_length is None:
-        return
-    mask = np.asarray(reference.mask) > 0
-    if not mask.any() or mask.all():
-        return
-    start, wanted = int(np.argmax(mask)), reference.prompt_length + reference.mask_offset
-    ends = np.flatnonzero(mask[:-1] & ~mask[1:])
-    off = start - wanted
-    if off == 0 or abs(off) > 2 or mask[start : min(len(mask), start + 2)].sum() < 2:
-        return
-    yield finding(
-        "mask-shift",
-        f"The reference's loss mask starts {abs(off)} token{'s' if abs(off) > 1 else ''} "
-        f"{'after' if off > 0 else 'before'} "
-        "the first token of the answer.",
-        confidence=0.7,
-        evidence={
-            "mask_starts": start,
-            "answer_starts": wanted,
-            "ends": [int(e) for e in ends[:8]],
-            "left": left.path,
-        },
-        remedy="Shift the mask together with the ids: row t predicts token t+2, so it is weighted by that token's mask.",
-    )
+    """The loss mask starts (and ends) a token or two off the answers."""
+    for mask in facts.masks:
+        side = mask.side
+        off = "one token" if abs(mask.shift) == 1 else f"{abs(mask.shift)} tokens"
+        starts, wanted = (f"token {at}{_quoted(facts, side, at)}" for at in (mask.starts, mask.wanted))
+        many = f" ({mask.agreeing} of {mask.answers} answers)" if mask.answers > 1 else ""
+        yield finding(
+            "mask-shift",
+            f"The {side}'s loss mask stands {off} {'late' if mask.shift > 0 else 'early'} by {mask.by}: it starts at {starts} "
+            f"where the answer starts at {wanted}{many}.",
+            confidence=0.9 if mask.both_ends else 0.6,
+            evidence={
+                "shift": mask.shift,
+                "by": mask.by,
+                "mask_starts": mask.starts,
+                "answer_starts": mask.wanted,
+                "answers": mask.answers,
+                "agreeing": mask.agreeing,
+                "both_ends": mask.both_ends,
+            },
+            remedy=(
+                "On disk the mask belongs to the tokens as they stand, shifted by nothing; a shift for the predicted token "
+                "is the trainer's own. Make the mask again, or move it back by that many tokens."
+            ),
+        )
+
+
+def _quoted(facts: Facts, side: str, index: int) -> str:
+    """`` (“Hello”)`` where the token can be shown."""
+    capture = facts.left if side == "left" else facts.reference
+    if facts.decode is None or capture is None or not 0 <= index < len(capture.tokens):
+        return ""
+    return f" ({quoted(facts.decode(int(capture.tokens[index])))})"
 
 
 def _prefix_gap(facts: Facts) -> Iterator[Finding]:

@@ -121,13 +121,6 @@ def plain(fault: faults.Fault) -> Maker:
     return lambda bench: fault
 
 
-def with_mask_off_by_one(dump: Capture) -> Capture:
-    """The mask one token early, against the prompt's true end."""
-    assert dump.mask is not None
-    start = int(np.argmax(dump.mask > 0))
-    return replace(dump, mask=np.roll(dump.mask, -1), prompt_length=start)
-
-
 def post(bench: Bench) -> np.ndarray:
     assert bench.computed.last is not None
     return bench.computed.last.rows.floats()

@@ -13,14 +13,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from dump_lab import SINGLE, Bench, compare, computed, listed, make_bench, plain, with_mask_off_by_one
+from dump_lab import SINGLE, Bench, compare, computed, listed, make_bench
 from fault_rows import Row
 
 from drafttrace.compare.diff import diff
 from drafttrace.compare.result import FAULT, Result
 from drafttrace.tracer.capture import Capture
+from drafttrace.tracer.chat_marks import chat_marks
 from drafttrace.tracer.open import open_capture
+from drafttrace.tracer.tokenizer import load_decoder
 
 pytestmark = pytest.mark.faults
 
@@ -109,11 +112,17 @@ def _faults(found: Result) -> tuple[tuple[str, float], ...]:
     return tuple((f.id, f.confidence) for f in found.findings if f.severity == FAULT)
 
 
-def test_a_mask_that_is_shifted_is_named(bench: Any, fault_row: Any) -> None:
-    for name in WIRING:
-        if bench(name).dump.mask is None:
-            continue
-        found, seconds = compare(bench(name), plain(with_mask_off_by_one))
-        row = Row("mask shifted", name, ("mask-shift",), listed(found), seconds)
-        fault_row(row)
-        assert row.reached, [(f.id, f.summary) for f in found.findings]
+@pytest.mark.parametrize("shift", [-1, 1])
+@pytest.mark.parametrize("name", WIRING)
+def test_a_mask_that_is_shifted_is_named(name: str, shift: int, bench: Any, pairs: Any, fault_row: Any) -> None:
+    dump = bench(name).dump
+    assert dump.mask is not None
+    moved = replace(dump, mask=np.roll(dump.mask, shift))
+    target = pairs[name].target
+    begin = time.perf_counter()
+    found = diff(bench(name).computed, moved, marks=chat_marks(target), decode=load_decoder(target))
+    seconds = time.perf_counter() - begin
+    row = Row(f"mask {'late' if shift > 0 else 'early'} by one", name, ("mask-shift",), listed(found), seconds)
+    fault_row(row)
+    assert row.reached, [(f.id, f.summary) for f in found.findings]
+    assert found.exit_code == 1

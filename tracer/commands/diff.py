@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,7 @@ from drafttrace.tracer.commands.reading import (
     HiddenSize,
     LastName,
     LayerIds,
+    Png,
     SlotNames,
     TokensName,
     mapping_of,
@@ -35,14 +37,19 @@ def compare_paths(
     reference_format: str | None = None,
     mapping: FieldMap | None = None,
     request: Request | None = None,
+    rank_traces: Sequence[Path] = (),
+    others: Sequence[Path] = (),
+    expected: str | None = None,
 ) -> Result:
     """Open both sides and compare them; ``reference`` None looks inside the left trace alone.
 
-    mapping, request: what the reference does not say of itself.
+    mapping, request: what the reference does not say of itself. rank_traces, others, expected: see
+    :func:`drafttrace.tracer.beside.gather`.
     """
     from drafttrace.compare.diff import diff as compare
     from drafttrace.compare.diff import measure_noise
     from drafttrace.compare.thresholds import DEFAULT
+    from drafttrace.tracer.beside import gather
     from drafttrace.tracer.decoding import decoder, tokenizer_folder
     from drafttrace.tracer.open import open_capture
 
@@ -53,17 +60,24 @@ def compare_paths(
     floor = None
     if noise is not None:
         floor = measure_noise(open_capture(noise[0]), open_capture(noise[1]))
+    folder = tokenizer_folder(tokenizer, ours, theirs)
+    beside = gather(ours, theirs, tokenizer=folder, rank_traces=rank_traces, others=others, expected=expected)
     return compare(
         ours,
         theirs,
         thresholds=DEFAULT.replaced(thresholds),
         noise=floor,
-        decode=decoder(tokenizer_folder(tokenizer, ours, theirs)),
+        decode=decoder(folder),
+        **beside.arguments(),
     )
 
 
-def write_reports(result: Result, *, markdown: Path | None, html: Path | None) -> None:
+def write_reports(result: Result, *, markdown: Path | None, html: Path | None, png: Path | None = None) -> None:
     """Write the report files that were asked for."""
+    if png is not None:
+        from drafttrace.plots import overview
+
+        output.write_bytes(png, overview(result))
     if markdown is not None:
         from drafttrace.compare import report_markdown
 
@@ -94,6 +108,7 @@ def diff(
     ] = None,
     markdown: Annotated[Path | None, typer.Option("--md", help="A report to paste into an issue.")] = None,
     html: Annotated[Path | None, typer.Option("--html", help="A self-contained page with plots.")] = None,
+    png: Png = None,
     noise: Annotated[
         tuple[str, str] | None,
         typer.Option(
@@ -106,6 +121,30 @@ def diff(
     tokenizer: Annotated[
         Path | None,
         typer.Option(help="Folder with tokenizer.json, to show tokens as text (default: the trace's target)."),
+    ] = None,
+    expected: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LENGTH|A1,A2,..|FILE",
+            help="The accept length that the draft should reach: a number, the accuracies per step that training logged, "
+            "or what drafttrace replay --json wrote.",
+        ),
+    ] = None,
+    others: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--others",
+            metavar="TRACE|FOLDER",
+            help="Traces of other requests to the same server, to find rows that belong to them. Repeatable.",
+        ),
+    ] = None,
+    rank_trace: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--rank-trace",
+            metavar="TRACE",
+            help="The same request on another rank (serve --all-ranks). Repeatable; NAME_rank1.h5 beside LEFT is found.",
+        ),
     ] = None,
     left_format: Annotated[str | None, typer.Option("--left-format", help="Read LEFT as this format.")] = None,
     reference_format: Annotated[str | None, typer.Option("--format", help="Read REFERENCE as this format.")] = None,
@@ -131,8 +170,11 @@ def diff(
         reference_format=reference_format,
         mapping=mapping_of(slots, tokens, last),
         request=request_of(hidden_size, layer_ids),
+        rank_traces=tuple(rank_trace or ()),
+        others=tuple(others or ()),
+        expected=expected,
     )
-    write_reports(result, markdown=markdown, html=html)
+    write_reports(result, markdown=markdown, html=html, png=png)
     output.emit(json_out, result.to_json, lambda: show(result), quiet=quiet)
     raise typer.Exit(result.exit_code)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -42,6 +43,9 @@ LastName = Annotated[
     str | None,
     typer.Option("--last", metavar="NAME", help="The field that holds the last state.", rich_help_panel=PANEL),
 ]
+
+
+Png = Annotated[Path | None, typer.Option("--png", help="One picture of the plots (needs matplotlib).")]
 
 
 def request_of(hidden_size: int | None, layer_ids: str | None) -> Request:

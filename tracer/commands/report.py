@@ -10,6 +10,7 @@ import typer
 from drafttrace.tracer import output
 from drafttrace.tracer.commands.common import READ, Quiet, Verbose, examples
 from drafttrace.tracer.commands.diff import show, write_reports
+from drafttrace.tracer.commands.reading import Png
 from drafttrace.tracer.errors import DrafttraceError
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ def report(
     ] = None,
     markdown: Annotated[Path | None, typer.Option("--md", help="A report to paste into an issue.")] = None,
     html: Annotated[Path | None, typer.Option("--html", help="A self-contained page with plots.")] = None,
+    png: Png = None,
     json_out: Annotated[
         str | None, typer.Option("--json", metavar="FILE|-", help="The result, machine form.")
     ] = None,
@@ -51,7 +53,7 @@ def report(
         from drafttrace.compare.judge import rejudge
 
         result = rejudge(result, result.thresholds.replaced(threshold))
-    write_reports(result, markdown=markdown, html=html)
+    write_reports(result, markdown=markdown, html=html, png=png)
     output.emit(json_out, result.to_json, lambda: show(result), quiet=quiet)
     raise typer.Exit(result.exit_code)
 

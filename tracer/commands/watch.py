@@ -222,7 +222,7 @@ def _canary(
     timeout: float,
     keep_all: bool,
 ) -> Canary:
-    from drafttrace.compare.assemble import acceptance_of
+    from drafttrace.compare.acceptance import acceptance_of
     from drafttrace.tracer.open import open_capture
 
     first = open_capture(str(place))

@@ -1,0 +1,134 @@
+"""What belongs to a comparison besides its two sides: the ranks' hashes and traces, other requests, the chat's marks."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from drafttrace.tracer.errors import DrafttraceError
+
+if TYPE_CHECKING:
+    from drafttrace.compare.acceptance import Expected
+    from drafttrace.tracer.capture import Capture
+    from drafttrace.tracer.chat_marks import ChatMarks
+    from drafttrace.tracer.trace.reader import RankHashes
+
+_RANK = re.compile(r"(.+)_rank\d+")
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Arguments of :func:`drafttrace.compare.diff.diff`, by its names for them."""
+
+    ranks: tuple[RankHashes, ...] = ()
+    rank_traces: tuple[Capture, ...] = ()
+    others: tuple[Capture, ...] = ()
+    marks: ChatMarks | None = None
+    expected: Expected | None = None
+
+    def arguments(self) -> dict[str, Any]:
+        """The keyword arguments."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+def gather(
+    left: Capture,
+    reference: Capture | None,
+    *,
+    tokenizer: Path | None = None,
+    rank_traces: Sequence[Path] = (),
+    others: Sequence[Path] = (),
+    expected: str | None = None,
+) -> Beside:
+    """Read everything. The ranks' hashes stand in the left trace; traces of its other ranks are looked for beside it.
+
+    rank_traces: further ones of the same request. others: traces of other requests, or folders of them. expected: an
+    accept length, step accuracies, or the JSON of a replay. tokenizer: where the chat's marks are looked for. Raises
+    DrafttraceError for what cannot be read or belongs to another request.
+    """
+    is_trace = left.format.startswith("drafttrace.trace")
+    found = _rank_traces(left, rank_traces) if is_trace or rank_traces else ()
+    return Beside(
+        ranks=_hashes(left) if is_trace else (),
+        rank_traces=found,
+        others=_other_traces(others, {left.path, *(one.path for one in found)}),
+        marks=_marks(tokenizer, left, reference),
+        expected=_expected(expected, left),
+    )
+
+
+def _hashes(left: Capture) -> tuple[RankHashes, ...]:
+    from drafttrace.tracer.trace.reader import read_ranks
+
+    return read_ranks(left.path) if Path(left.path).is_file() else ()
+
+
+def _rank_traces(left: Capture, given: Sequence[Path]) -> tuple[Capture, ...]:
+    """The given ones, else those that stand beside the trace as ``NAME_rank1.h5``, as the server writes them."""
+    from drafttrace.tracer.open import open_capture
+
+    path = Path(left.path)
+    paths = list(given)
+    if not paths and not _RANK.fullmatch(path.stem):
+        paths = sorted(
+            p for p in path.parent.glob(f"{_escaped(path.stem)}_rank*{path.suffix}") if _RANK.fullmatch(p.stem)
+        )
+    found = tuple(open_capture(str(p)) for p in paths)
+    for one in found:
+        if len(one.table) != len(left.table) or len(one.slots) != len(left.slots):
+            raise DrafttraceError(
+                f"The trace '{one.path}' has {len(one.table)} rows and '{left.path}' has {len(left.table)}: they are no "
+                "two ranks of one request; give traces of the same recording."
+            )
+    return found
+
+
+def _escaped(name: str) -> str:
+    return re.sub(r"([*?[])", r"[\1]", name)
+
+
+def _other_traces(paths: Iterable[Path], own: set[str]) -> tuple[Capture, ...]:
+    from drafttrace.tracer.open import open_capture
+
+    files: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            inside = sorted(p for p in path.glob("*.h5") if not _RANK.fullmatch(p.stem))
+            if not inside:
+                raise DrafttraceError(
+                    f"The folder '{path}' holds no traces (*.h5); give one with traces of other requests."
+                )
+            files += inside
+        else:
+            files.append(path)
+    mine = {Path(name).resolve() for name in own}
+    return tuple(open_capture(str(p)) for p in dict.fromkeys(files) if p.resolve() not in mine)
+
+
+def _marks(tokenizer: Path | None, left: Capture, reference: Capture | None) -> ChatMarks | None:
+    if tokenizer is None or (left.mask is None and (reference is None or reference.mask is None)):
+        return None
+    from drafttrace.tracer.chat_marks import chat_marks
+
+    return chat_marks(tokenizer)
+
+
+def _expected(text: str | None, left: Capture) -> Expected | None:
+    from drafttrace.compare.acceptance import draft_steps, expected_of_replay, parse_expected
+
+    if text is None:
+        return None
+    path = Path(text)
+    if path.suffix != ".json":
+        return parse_expected(text, draft_steps(left))
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise DrafttraceError(
+            f"The replay '{text}' cannot be read as JSON; give what 'drafttrace replay --json' wrote."
+        ) from None
+    return expected_of_replay(value, text)

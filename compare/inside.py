@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ class FcSlot:
 
     equal: rows that agree bit for bit. fits: how fc's input follows from aux where they do not. same_as: another
     slot of aux that it equals. stale: rows that equal aux of another, earlier position, as (position, position of
-    the copy).
+    the copy). shift: d where nearly all rows that differ equal aux of position p + d.
     """
 
     slot: int
@@ -33,6 +33,7 @@ class FcSlot:
     same_as: int | None
     stale: tuple[tuple[int, int], ...]
     equal_by_phase: Mapping[str, tuple[int, int]]
+    shift: int | None = None
 
 
 @dataclass(frozen=True)
@@ -48,12 +49,15 @@ class Seam:
 class Recycled:
     """The state that a draft-decode step takes up against the one that the step before left behind.
 
-    rows, equal: all steps. fits: how the taken-up state follows from the left-behind one where they differ.
+    rows, equal: all steps. fits: how the taken-up state follows from the left-behind one where they differ. by_step:
+    (rows, equal) of every step. copies: rows that differ and take up what some earlier pass left behind.
     """
 
     rows: int
     equal: int
     fits: tuple[Fit, ...]
+    by_step: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    copies: int = 0
 
 
 @dataclass(frozen=True)
@@ -158,7 +162,11 @@ def _check_fc_in(trace: Capture, draft: DraftRows) -> tuple[FcSlot, ...]:
     phases, positions = draft.table.phase[ours], draft.table.position[ours]
     slots = tuple(_fc_slot(i, values[:, i * width : (i + 1) * width], aux, phases, positions) for i in range(count))
     whole = _joint_norm(values, np.concatenate(aux, axis=1)) if any(s.equal < s.rows for s in slots) else None
-    return slots if whole is None else tuple(replace(s, fits=(whole,), stale=(), same_as=None) for s in slots)
+    return (
+        slots
+        if whole is None
+        else tuple(replace(s, fits=(whole,), stale=(), same_as=None, shift=None) for s in slots)
+    )
 
 
 def _joint_norm(values: Floats, aux: Floats) -> Fit | None:
@@ -206,8 +214,28 @@ def _fc_slot(index: int, values: Floats, aux: list[Floats], phases: Ints, positi
             stale.append((int(positions[row]), copy))
     fits = explain(values[~equal], aux[index][~equal])
     return FcSlot(
-        index, len(values), int(equal.sum()), fits, others[0] if others else None, tuple(stale[:20]), by_phase
+        index,
+        len(values),
+        int(equal.sum()),
+        fits,
+        others[0] if others else None,
+        tuple(stale[:20]),
+        by_phase,
+        _shift(values, aux[index], positions, np.flatnonzero(~equal)),
     )
+
+
+def _shift(values: Floats, aux: Floats, positions: Ints, differing: Ints) -> int | None:
+    """The d for which the differing rows hold aux of position p + d; None where no d explains nine of ten."""
+    at = {int(p): row for row, p in enumerate(positions)}
+    for d in (-1, 1, -2, 2):
+        pairs = [(row, at[int(positions[row]) + d]) for row in differing if int(positions[row]) + d in at]
+        if len(pairs) < max(4, 0.9 * len(differing)):
+            continue
+        ours, theirs = np.array(pairs, np.int64).T
+        if same_rows(values[ours], aux[theirs]).mean() >= 0.9:
+            return d
+    return None
 
 
 def same_rows(x: Floats, y: Floats) -> np.ndarray:
@@ -280,7 +308,13 @@ def _recycled(draft: DraftRows) -> Recycled | None:
     )
     single = np.array([len(g) == 1 for g in sources]) & ~equal
     fits = explain(x[single], np.stack([g[0] for g in candidates])[single]) if single.sum() >= 4 else ()
-    return Recycled(len(x), int(equal.sum()), fits)
+    steps = table.step[np.array(taken_rows)]
+    by_step = {int(s): (int((steps == s).sum()), int(equal[steps == s].sum())) for s in np.unique(steps)}
+    copies = 0
+    if not equal.all():
+        known = {row.tobytes() for row in left.take(np.flatnonzero(made))}
+        copies = sum(x[row].tobytes() in known for row in np.flatnonzero(~equal))
+    return Recycled(len(x), int(equal.sum()), fits, by_step, copies)
 
 
 def _source_of(table: RowTable, made: Bools, row: int) -> list[int] | None:

@@ -53,6 +53,10 @@ def _fc_in(facts: Facts) -> Iterator[Finding]:
     if inside.fc_state != "differs":
         return
     bad = [s for s in inside.fc_in if s.equal < s.rows]
+    shifted = [s for s in bad if s.shift is not None]
+    if shifted and len(shifted) == len(bad):
+        yield _shifted(shifted)
+        return
     stale = [s for s in bad if s.stale]
     moved = [s for s in bad if s.same_as is not None]
     if moved:
@@ -69,6 +73,22 @@ def _fc_in(facts: Facts) -> Iterator[Finding]:
         yield _stale(stale)
     rest = [s for s in bad if not s.stale and s.same_as is None]
     yield from _transformed(rest)
+
+
+def _shifted(slots: list[FcSlot]) -> Finding:
+    offset = slots[0].shift or 0
+    when = "before" if offset < 0 else "after"
+    step = "one token" if abs(offset) == 1 else f"{abs(offset)} tokens"
+    rows = slots[0].rows - slots[0].equal
+    return finding(
+        "token-shift",
+        f"fc's input pairs every token with the state of {step} {when} it: {rows} of {slots[0].rows} rows hold the "
+        f"target's aux row of position p{offset:+d}.",
+        slots=[s.slot for s in slots],
+        confidence=0.95,
+        evidence={str(s.slot): {"rows": s.rows, "equal": s.equal, "shift": s.shift} for s in slots},
+        remedy="Look at what hands the target's states to the draft's extend: its rows are not those of its positions.",
+    )
 
 
 def _stale(stale: list[FcSlot]) -> Finding:
@@ -148,6 +168,8 @@ def _recycled(facts: Facts) -> Iterator[Finding]:
     evidence = {
         "rows": recycled.rows,
         "equal": recycled.equal,
+        "by_step": {str(step): list(counts) for step, counts in recycled.by_step.items()},
+        "copies": recycled.copies,
         "fit": fit.name if fit is not None else None,
         "residual": fit.residual if fit is not None else None,
     }
@@ -161,12 +183,21 @@ def _recycled(facts: Facts) -> Iterator[Finding]:
             evidence=evidence,
             remedy="Compare norm_output in the draft's config with what the trainer fed to its second step.",
         )
-    elif recycled.equal < recycled.rows // 2:
+        return
+    lost = [step for step, (rows, equal) in recycled.by_step.items() if rows >= 3 and equal < rows // 2]
+    if lost or recycled.equal < recycled.rows // 2:
+        differing = recycled.rows - recycled.equal
+        where = (
+            f" (step{'s' if len(lost) > 1 else ''} {', '.join(str(s + 1) for s in lost)} of a round)"
+            if lost
+            else ""
+        )
+        copies = f"; {recycled.copies} of them take up what an earlier pass left behind" if recycled.copies else ""
         yield finding(
             "stale-rows",
-            f"{recycled.rows - recycled.equal} of {recycled.rows} draft-decode steps do not start from the state that the "
-            "step before left behind.",
-            confidence=0.7,
+            f"{differing} of {recycled.rows} draft-decode steps{where} do not start from the state that the step before "
+            f"left behind{copies}.",
+            confidence=0.9 if 2 * recycled.copies > differing else 0.7,
             evidence=evidence,
             remedy="Compare with --disable-cuda-graph: a buffer between the draft's steps is not refreshed.",
         )

@@ -45,7 +45,7 @@ bench-recorder: .venv/.ready
 # server's pins stay what they are.
 SITE ?= site
 docs: .venv-docs/.ready
-	.venv-docs/bin/mkdocs build --strict --quiet --clean --site-dir $(abspath $(SITE))
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet --clean --site-dir $(abspath $(SITE))
 
 .venv-docs/.ready: docs/requirements.txt
 	test -x .venv-docs/bin/python || $(PYTHON) -m venv .venv-docs

@@ -84,7 +84,13 @@ def add_to(app: typer.Typer) -> None:
     app.command(
         rich_help_panel=TRAINING,
         epilog=examples(
-            ("drafttrace convert trace.h5 out.safetensors --to safetensors", "tensors that any tool opens"),
-            ("drafttrace convert data_0.pt out.h5 --to trace", "a dump as a trace file"),
+            (
+                "drafttrace convert trace.h5 out.safetensors --to safetensors --lose last-state",
+                "slots and boundaries as tensors that any tool opens",
+            ),
+            (
+                "drafttrace convert data_0.pt out.h5 --to trace --target ./target --lose loss-mask",
+                "a dump as a trace file",
+            ),
         ),
     )(convert)

@@ -17,6 +17,11 @@ T = TypeVar("T")
 
 def to_plain(value: Any) -> Any:
     """``value`` as dict, list, str, int, float, bool or None. A dataclass field is renamed by ``metadata["key"]``."""
+    kind = type(value)
+    if kind is float:  # most values by far are numbers in long lists
+        return value if math.isfinite(value) else None
+    if kind is int or kind is str:
+        return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {_key(f): to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):

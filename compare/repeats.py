@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from drafttrace.compare.kernels.blocks import hash_rows
+from drafttrace.compare.kernels.hashes import plain_hashes
 from drafttrace.compare.measure import BLOCK_BYTES, Bools
 from drafttrace.tracer.capture import Accepted, Capture, Ints
 from drafttrace.tracer.rows import Rows
@@ -150,12 +152,10 @@ def _states(capture: Capture) -> Iterator[tuple[int, Rows, Bools]]:
 
 def _keys(rows: Rows, present: Bools) -> npt.NDArray[np.int64]:
     """A hash of every row's stored bytes, 0 for rows that are absent or all zero."""
-    keys = np.zeros(len(present), np.int64)
-    step = max(16, BLOCK_BYTES // max(1, rows.width * rows.dtype.storage.itemsize))
-    for start in range(0, len(present), step):
-        block = np.ascontiguousarray(rows.raw(start, min(start + step, len(present))))
-        for i in np.flatnonzero(present[start : start + len(block)] & block.any(1)):
-            keys[start + i] = hash(block[i].tobytes()) or 1
+    keys = hash_rows(rows, np.arange(len(present)), BLOCK_BYTES // 8, factors=False).view(np.int64)
+    keys[keys == 0] = 1
+    zero = plain_hashes(np.zeros((1, rows.width), rows.dtype.storage), None).view(np.int64)
+    keys[(keys == zero[0]) | ~present] = 0
     return keys
 
 
@@ -235,7 +235,8 @@ def _near_rows(
 def relative_distances(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """|x - y| / |x| of every pair of rows, ``[m, n]``; infinite where a side is not finite or x is zero."""
     with np.errstate(all="ignore"):
-        squares = (x * x).sum(1)[:, None] + (y * y).sum(1)[None] - 2 * (x @ y.T)
-        found: npt.NDArray[np.float64] = np.sqrt(np.maximum(0.0, squares)) / np.linalg.norm(x, axis=1)[:, None]
+        own = np.einsum("rh,rh->r", x, x)  # no squared copy of either side
+        squares = own[:, None] + np.einsum("rh,rh->r", y, y)[None] - 2 * (x @ y.T)
+        found: npt.NDArray[np.float64] = np.sqrt(np.maximum(0.0, squares)) / np.sqrt(own)[:, None]
     found[~np.isfinite(found)] = np.inf
     return found

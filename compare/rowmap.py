@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from drafttrace.compare.measured import MeasuredSlot
 from drafttrace.compare.repeats import relative_distances
 from drafttrace.compare.rowblocks import RowMap, fit_blocks
 from drafttrace.tracer.capture import Capture, Ints
+from drafttrace.tracer.rows import Rows, to_float32
 
 _MIN_ROWS = 6
 _ROWS, _REFERENCE_ROWS = 96, 2048
+_SCREEN = 512  # channels
 
 
 def find_row_map(slot: MeasuredSlot, left: Capture, ranks: int = 0) -> RowMap | None:
@@ -27,12 +30,17 @@ def find_row_map(slot: MeasuredSlot, left: Capture, ranks: int = 0) -> RowMap | 
     if len(off) < 3:
         return None
     chosen = off[np.linspace(0, len(off) - 1, min(_ROWS, len(off))).round().astype(np.int64)]
-    x = slot.left.rows.take(slot.pairs.left_rows[chosen]).astype(np.float64)
-    y = slot.reference.rows.take(slot.pairs.reference_rows[here]).astype(np.float64)
-    distance = relative_distances(x, y)
+    ours, theirs = slot.pairs.left_rows[chosen], slot.pairs.reference_rows[here]
+    if slot.left.rows.width > _SCREEN:  # most faults move no rows: a part of the channels shows it
+        some = relative_distances(_some(slot.left.rows, ours), _some(slot.reference.rows, theirs))
+        if (some.min(1) < 0.3).sum() < max(3, 0.6 * len(chosen)):
+            return None
+    distance = relative_distances(
+        slot.left.rows.take(ours).astype(np.float64), slot.reference.rows.take(theirs).astype(np.float64)
+    )
     near = distance.argmin(1)
     tokens = slot.ids.token_id
-    best = distance[np.arange(len(x)), near]
+    best = distance[np.arange(len(chosen)), near]
     distance[tokens[here][None] == tokens[here[near]][:, None]] = np.inf  # the same token's rows may be alike
     other = (best < 0.15) & (best < 0.5 * distance.min(1)) & (tokens[here[near]] != tokens[chosen])
     if other.sum() < max(3, 0.6 * len(chosen)):
@@ -51,6 +59,13 @@ def find_row_map(slot: MeasuredSlot, left: Capture, ranks: int = 0) -> RowMap | 
         if _whole(left, slot, here)
         else None,
     )
+
+
+def _some(rows: Rows, index: Ints) -> npt.NDArray[np.float64]:
+    """About :data:`_SCREEN` evenly spread channels of some rows."""
+    raw, scale = rows.take_raw(index)
+    values = to_float32(np.ascontiguousarray(raw[:, :: rows.width // _SCREEN]), rows.dtype)
+    return (values if scale is None else values * scale[:, None]).astype(np.float64)
 
 
 def _whole(left: Capture, slot: MeasuredSlot, here: Ints) -> bool:

@@ -65,8 +65,23 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def dump_json(value: Mapping[str, Any]) -> str:
-    """Strict JSON (no NaN or Infinity), indented."""
-    return json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+    """Strict JSON (no NaN or Infinity), indented; a list of numbers or texts stands on one line."""
+    return _json(value, "\n") + "\n"
+
+
+def _json(value: Any, line: str) -> str:
+    """``line`` begins a new line at the value's own depth."""
+    inner = line + "  "
+    if isinstance(value, Mapping) and value:
+        parts = [f"{_scalar(str(key))}: {_json(item, inner)}" for key, item in value.items()]
+        return "{" + inner + f",{inner}".join(parts) + line + "}"
+    if isinstance(value, (list, tuple)) and any(isinstance(item, (list, tuple, Mapping)) for item in value):
+        return "[" + inner + f",{inner}".join(_json(item, inner) for item in value) + line + "]"
+    return _scalar(value)
+
+
+def _scalar(value: Any) -> str:
+    return json.dumps(value, allow_nan=False, ensure_ascii=False)
 
 
 def write_json(text: str) -> None:

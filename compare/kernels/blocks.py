@@ -85,12 +85,14 @@ def spans(left_index: Ints, right_index: Ints, step: int) -> Iterator[tuple[int,
         waiting.extendleft([(middle, stop), (start, middle)])
 
 
-def hash_rows(rows: Rows, index: Ints, block_bytes: int) -> Hashes:
-    """Hashes of the rows ``index``, with or without the compiled kernel."""
+def hash_rows(rows: Rows, index: Ints, block_bytes: int, *, factors: bool = True) -> Hashes:
+    """Hashes of the rows ``index``, with or without the compiled kernel; without ``factors`` of their bytes alone."""
     step = max(16, block_bytes // max(1, rows.width * rows.dtype.storage.itemsize))
     parts = []
     for start, stop in spans(index, index, step):
         found, where = block(rows, index[start:stop])
+        if not factors:
+            found = native.Block(found.raw, found.dtype)
         if native.available():
             parts.append(native.hash_rows(found, where))
         else:

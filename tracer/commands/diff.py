@@ -46,6 +46,9 @@ def compare_paths(
     mapping, request: what the reference does not say of itself. rank_traces, others, expected: see
     :func:`drafttrace.tracer.beside.gather`.
     """
+    from drafttrace.tracer.threads import one_blas_thread
+
+    one_blas_thread()
     from drafttrace.compare.diff import diff as compare
     from drafttrace.compare.diff import measure_noise
     from drafttrace.compare.thresholds import DEFAULT

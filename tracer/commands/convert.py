@@ -89,8 +89,8 @@ def add_to(app: typer.Typer) -> None:
                 "slots and boundaries as tensors that any tool opens",
             ),
             (
-                "drafttrace convert data_0.pt out.h5 --to trace --target ./target --lose loss-mask",
-                "a dump as a trace file",
+                "drafttrace convert data_0.pt out.safetensors --to safetensors --lose loss-mask",
+                "a dump without pickle",
             ),
         ),
     )(convert)

@@ -45,7 +45,7 @@ def wiring_remedy(wanted: Sequence[int | None], wiring: Mapping[str, Any]) -> st
     known = [k for k in wanted if k is not None]
     if not known or len(known) != len(wanted):
         return (
-            "Record the layer sweep (drafttrace serve --sweep) or a reference with all boundaries, so that the "
+            "Record the layer sweep (drafttrace record --boundaries all) or a reference with all boundaries, so that the "
             "boundaries which the draft was trained on can be named."
         )
     serve = f"drafttrace serve --wiring {','.join(f'B{k}' for k in known)}"

@@ -219,7 +219,7 @@ def _suspected_offset(facts: Facts) -> Iterator[Finding]:
             slots=slots,
             confidence=0.4,
             evidence=_evidence(facts, rel_l2={str(s.slot): s.rel_l2.p50 for s in facts.slots}),
-            remedy="Record again with a layer sweep (drafttrace record --boundaries all), which names the boundary of every slot.",
+            remedy="Record a layer sweep (drafttrace record --boundaries all): it names the boundary of every slot.",
             by_level=True,
         )
 

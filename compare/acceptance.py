@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from drafttrace.compare.result import Acceptance
+from drafttrace.compare.thresholds import Thresholds
 from drafttrace.tracer.capture import Capture
 from drafttrace.tracer.errors import DrafttraceError
 
@@ -111,6 +112,13 @@ def accept_curve(counts: Sequence[float]) -> tuple[float, ...]:
         shares.append(accepted / reached)
         reached = accepted
     return tuple(shares)
+
+
+def low_limit(acceptance: Acceptance, thresholds: Thresholds) -> float:
+    """The accept length below which the observed one is too low."""
+    if acceptance.expected is not None:
+        return 1 + thresholds.accept_part * (acceptance.expected - 1)
+    return thresholds.accept
 
 
 def after_the_end(trace: Capture) -> bool:

@@ -13,19 +13,27 @@ from importlib.resources import files
 from typing import Any
 
 from drafttrace.compare.result import FAULT, Finding, Result, SideInfo
-from drafttrace.compare.wording import VERDICTS, acceptance_line, alignment_line, oddities, remedies
+from drafttrace.compare.wording import (
+    VERDICTS,
+    acceptance_line,
+    alignment_line,
+    limit_lines,
+    oddities,
+    remedies,
+)
 
 _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; base-uri 'none'"
 )
 _HEAT = """<section class="card" id="{id}"><h2>{title}</h2><div class="bar">
 <button data-kind="rel_l2" aria-pressed="true">relative L2</button><button data-kind="cosine">cosine</button>
-<span class="dim">dark = near; the best of a row is outlined</span></div><div class="plot scroll"></div></section>"""
+<span class="dim">near <span class="scale"></span> far; the best of a row is outlined</span></div>
+<div class="plot scroll"></div></section>"""
 _SERIES = """<section class="card" id="series"><h2>By position</h2><div class="bar">
 <select name="slot" aria-label="slot"></select><select name="phase" aria-label="phase"></select>
-<span class="legend"></span></div>
-<h1>cosine</h1><div id="cosine-plot"></div><h1>relative L2 (logarithmic)</h1><div id="rel-plot"></div>
-<h1>norm (left solid, reference dashed, logarithmic)</h1><div id="norm-plot"></div></section>"""
+<label><input type="checkbox" name="trimmed"> without massive channels</label><span class="legend"></span></div>
+<h3>cosine</h3><div id="cosine-plot"></div><h3>relative L2 (logarithmic)</h3><div id="rel-plot"></div>
+<h3>norm (left solid, reference dashed, logarithmic)</h3><div id="norm-plot"></div></section>"""
 _WORST = """<section class="card" id="worst"><h2>Worst rows</h2><div class="bar">
 <select name="slot" aria-label="slot"></select><select name="phase" aria-label="phase"></select>
 <input type="search" placeholder="token text, id or position" aria-label="search"><span class="count dim"></span></div>
@@ -73,7 +81,8 @@ def _body(result: Result) -> Iterator[str]:
             yield from _finding(place, finding, remedy)
         yield "</section>"
     yield '<section class="card" id="slots"><h2>Slots</h2>'
-    yield from (f'<div class="dim">{html.escape(line)}</div>' for line in oddities(result))
+    lines = (*limit_lines(result), *oddities(result))
+    yield from (f'<div class="dim">{html.escape(line)}</div>' for line in lines)
     yield "</section>"
     yield _HEAT.format(id="sweep", title="Slot × boundary")
     yield _HEAT.format(id="matrix", title="Slot × slot")

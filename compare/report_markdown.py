@@ -13,10 +13,16 @@ from typing import Any
 
 from drafttrace.compare.result import FAULT, Finding, Matrix, Result
 from drafttrace.compare.wording import (
+    GROUPS,
     HEADERS,
+    MEASURES,
     VERDICTS,
     acceptance_line,
     alignment_line,
+    cosine,
+    group_rows,
+    limit_lines,
+    measure_cells,
     number,
     oddities,
     remedies,
@@ -82,16 +88,16 @@ def _head(result: Result) -> Iterator[str]:
     yield ""
     for place, (finding, remedy) in enumerate(zip(result.findings[:20], remedies(result), strict=False), 1):
         yield from _finding(place, finding, remedy)
-    if result.slots:
+    if result.slots or result.others:
         yield from _table(HEADERS, [slot_cells(slot) for slot in (*result.slots, *result.others)])
         yield ""
         yield (
-            "Medians over rows; `trimmed` is the cosine without massive channels; `limit` is what `rel L2` may be for a "
-            "match. `= B3` was measured, `(says B3)` is only declared."
+            "Medians over rows; `trimmed` is the cosine without massive channels; `match to` and `noise to` are what "
+            "`rel L2` was judged by. `= B3` was measured, `(says B3)` is only declared."
         )
         yield ""
-    for line in oddities(result):
-        yield f"* {line}"
+    for line in (*limit_lines(result), *oddities(result)):
+        yield f"* {text(line)}"
     yield f"* {text(alignment_line(result), 800)}"
     acceptance = acceptance_line(result)
     if acceptance is not None:
@@ -127,9 +133,12 @@ def _sections(result: Result) -> Iterator[str]:
     worst = list(_worst(result))
     if worst:
         yield _fold("Worst rows", "\n".join(worst))
-    groups = list(_groups(result))
+    if result.slots or result.others:
+        slots = (*result.slots, *result.others)
+        yield _fold("All measures", "\n".join(_table(MEASURES, [measure_cells(slot) for slot in slots])))
+    groups = list(group_rows(result))
     if groups:
-        yield _fold("By phase, position and round", "\n".join(groups))
+        yield _fold("By phase, acceptance, position and round", "\n".join(_table(GROUPS, groups)))
     if result.findings:
         yield _fold("Evidence", _json({f"{i}. {f.id}": f.evidence for i, f in enumerate(result.findings, 1)}))
     yield _fold("Environment", _json(result.environment))
@@ -169,24 +178,14 @@ def _sweep(matrix: Matrix, around: int = 4) -> str:
 
 
 def _worst(result: Result) -> Iterator[str]:
-    rows = [(slot, row) for slot in result.slots for row in slot.worst[:8]]
+    rows = [(slot, row) for slot in (*result.slots, *result.others) for row in slot.worst[:8]]
     if not rows:
         return
-    yield "| slot | position | token | phase | round | cosine | rel L2 |"
-    yield "|---|---|---|---|---|---|---|"
+    yield "| slot | position | token | phase | round | cosine | trimmed | rel L2 | ratio |"
+    yield "|---|---|---|---|---|---|---|---|---|"
     for slot, row in rows:
         token = f"{row.token_id}" + (f" {code(row.token, 30)}" if row.token is not None else "")
         yield (
-            f"| {slot_name(slot)} | {row.position} | {token} | {row.phase} | {row.round} | {number(row.cosine)} | "
-            f"{number(row.rel_l2)} |"
+            f"| {slot_name(slot)} | {row.position} | {token} | {row.phase} | {row.round} | {cosine(row.cosine)} | "
+            f"{cosine(row.cosine_trimmed)} | {number(row.rel_l2)} | {number(row.norm_ratio)} |"
         )
-
-
-def _groups(result: Result) -> Iterator[str]:
-    rows = [
-        (slot_name(slot), group.name, str(group.rows), number(group.cosine_p50), number(group.rel_l2_p50))
-        for slot in result.slots
-        for group in slot.groups
-    ]
-    if rows:
-        yield from _table(("slot", "rows of", "count", "cosine", "rel L2"), rows)

@@ -17,16 +17,19 @@ from drafttrace.compare.wording import (
     VERDICTS,
     acceptance_line,
     alignment_line,
+    group_line,
+    limit_lines,
     number,
     oddities,
     remedies,
     slot_cells,
     slot_name,
     where,
+    worst_line,
 )
 
 _STYLE = {"match": "bold green", "noise": "bold yellow", "mismatch": "bold red", "incomparable": "bold magenta"}
-_NARROW = 96
+_NARROW = 104
 
 
 def render(result: Result, console: Console) -> None:
@@ -49,10 +52,10 @@ def parts(result: Result, width: int) -> Iterator[RenderableType]:
     yield from _sides(result)
     for place, (finding, remedy) in enumerate(zip(result.findings, remedies(result), strict=True), 1):
         yield from _finding(place, finding, remedy)
-    if result.slots:
+    if result.slots or result.others:
         yield Text()
         yield _slots(result) if width >= _NARROW else _narrow_slots(result)
-        yield from (Padding(Text(line, style="dim"), (0, 2)) for line in oddities(result))
+        yield from (Padding(Text(line, style="dim"), (0, 2)) for line in _below_the_table(result))
     if result.matrix is not None and len(result.slots) and width >= 60:
         yield Text()
         yield _matrix(result.matrix)
@@ -65,6 +68,16 @@ def parts(result: Result, width: int) -> Iterator[RenderableType]:
     if acceptance is not None:
         yield Text(acceptance, style="dim")
     yield Text(f"noise floor: {result.noise.source}", style="dim")
+
+
+def _below_the_table(result: Result) -> Iterator[str]:
+    """What the numbers were judged by, and what medians hide."""
+    yield from limit_lines(result)
+    yield from oddities(result)
+    for slot in result.slots:
+        if (slot.verdict == "match" and not slot.outlier_rows) or 2 * slot.outlier_rows > slot.rows:
+            continue  # nothing to see, or a slot that is another state altogether
+        yield from (line for line in (group_line(slot), worst_line(slot)) if line is not None)
 
 
 def _sides(result: Result) -> Iterator[RenderableType]:
@@ -93,7 +106,7 @@ def _slots(result: Result) -> Table:
         table.add_column(header, justify="left" if header in {"left", "reference", "verdict"} else "right")
     for slot in (*result.slots, *result.others):
         cells = [Text(cell) for cell in slot_cells(slot)]
-        cells[-1].stylize(_STYLE.get(slot.verdict, "") if slot.slot >= 0 else "dim")
+        cells[-1].stylize(_STYLE.get(slot.verdict, ""))
         table.add_row(*cells)
     return table
 
@@ -102,7 +115,7 @@ def _narrow_slots(result: Result) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for header in ("slot", "left", "ref", "cos", "rel L2", "verdict"):
         table.add_column(header, overflow="fold")
-    for slot in result.slots:
+    for slot in (*result.slots, *result.others):
         cells = slot_cells(slot)
         table.add_row(
             slot_name(slot),
@@ -110,7 +123,7 @@ def _narrow_slots(result: Result) -> Table:
             slot.reference_boundary or "?",
             cells[3],
             cells[5],
-            cells[10],
+            cells[-1],
         )
     return table
 
@@ -138,7 +151,8 @@ def _places(result: Result) -> Iterator[RenderableType]:
             continue
         text = f"slot {slot.slot}: {where(slot.left, slot.left_boundary, slot.left_by)}"
         if match.boundary is not None and match.by == "value":
-            text += f" (margin {'exact' if match.margin >= 1e6 else f'{match.margin:.1f}x'})"
+            margin = "exact" if match.margin >= 1e6 else f"{match.margin:.1f}x"
+            text += f" (margin {margin}, {1 / max(result.thresholds.located, 1e-9):.1f}x proves it)"
         yield Text(
             f"{text}; nearest reference state: {match.reference} (relative L2 {number(match.rel_l2)})", style="dim"
         )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from drafttrace.compare.result import Result, SlotResult
+from drafttrace.compare.acceptance import low_limit
+from drafttrace.compare.result import Group, Result, SlotResult
 
 HEADERS = (
     "slot",
@@ -14,7 +15,8 @@ HEADERS = (
     "cosine",
     "trimmed",
     "rel L2",
-    "limit",
+    "match to",
+    "noise to",
     "norm L",
     "norm R",
     "ratio",
@@ -61,7 +63,6 @@ def slot_name(slot: SlotResult) -> str:
 
 def slot_cells(slot: SlotResult) -> tuple[str, ...]:
     """One row of the slot table, in the order of HEADERS."""
-    verdict = slot.verdict if slot.slot >= 0 else ""
     return (
         slot_name(slot),
         where(slot.left, slot.left_boundary, slot.left_by),
@@ -70,10 +71,11 @@ def slot_cells(slot: SlotResult) -> tuple[str, ...]:
         cosine(slot.cosine_trimmed.p50),
         number(slot.rel_l2.p50),
         number(slot.judged.match_limit),
+        number(slot.judged.noise_limit),
         number(slot.norm_left.p50),
         number(slot.norm_reference.p50),
         number(slot.norm_ratio.p50),
-        VERDICTS.get(verdict, verdict),
+        VERDICTS.get(slot.verdict, slot.verdict),
     )
 
 
@@ -99,30 +101,133 @@ def alignment_line(result: Result) -> str:
     return text
 
 
+def limit_lines(result: Result) -> Iterator[str]:
+    """What the limits of every slot rest on; told once where all slots have the same."""
+    reasons: dict[str, list[str]] = {}
+    for slot in (*result.slots, *result.others):
+        reasons.setdefault(slot.judged.against, []).append(_titled(slot))
+    for reason, names in reasons.items():
+        who = "" if len(reasons) == 1 else f" of {', '.join(names)}"
+        yield f"limits{who}: {reason}"
+
+
 def oddities(result: Result) -> Iterator[str]:
     """Counts that a table of medians hides, one line per slot that has any."""
-    for slot in result.slots:
+    bounds = result.thresholds
+    rule = f"relative L2 above {bounds.row:g} with a cosine below {bounds.row_cosine:g}, or a trimmed one below "
+    rule += f"{bounds.row_hidden:g}"
+    for slot in (*result.slots, *result.others):
         counts = (
             (slot.nan_rows, "not finite"),
             (slot.zero_rows, "all zero"),
             (slot.constant_rows, "of one value"),
             (slot.duplicate_rows, "repeating the row before"),
-            (slot.outlier_rows if 2 * slot.outlier_rows <= slot.rows else 0, "holding something else"),
+            (slot.outlier_rows if 2 * slot.outlier_rows <= slot.rows else 0, f"holding something else ({rule})"),
             (slot.massive_rows, "massive (kept out of medians)"),
         )
         shown = [f"{count} {what}" for count, what in counts if count]
         if shown:
-            yield f"slot {slot.slot}: {', '.join(shown)}"
+            yield f"{_titled(slot)}: {', '.join(shown)} of {slot.rows} rows"
+
+
+def _titled(slot: SlotResult) -> str:
+    return f"slot {slot.slot}" if slot.slot >= 0 else slot_name(slot)
+
+
+MEASURES = (
+    "slot",
+    "rows",
+    "cosine p01",
+    "cosine min",
+    "trimmed p01",
+    "left out",
+    "rel L2 p99",
+    "rel L2 max",
+    "ratio p01..p99",
+    "max abs",
+    "ulp p50",
+    "ulp p99",
+)
+
+
+def measure_cells(slot: SlotResult) -> tuple[str, ...]:
+    """One row of the table of further measures, in the order of MEASURES.
+
+    "left out": massive channels that the trimmed cosine leaves out. ulp: distance in bf16 steps, median over channels.
+    """
+    return (
+        slot_name(slot),
+        str(slot.rows),
+        cosine(slot.cosine.p01),
+        cosine(slot.cosine.min),
+        cosine(slot.cosine_trimmed.p01),
+        f"{slot.trimmed_channels} channels",
+        number(slot.rel_l2.p99),
+        number(slot.rel_l2.max),
+        f"{number(slot.norm_ratio.p01)}..{number(slot.norm_ratio.p99)}",
+        number(slot.max_abs),
+        number(slot.ulp_p50, 2),
+        number(slot.ulp_p99, 2),
+    )
+
+
+GROUPS = ("slot", "rows of", "count", "cosine", "trimmed", "rel L2", "p99", "ratio")
+
+
+def group_rows(result: Result) -> Iterator[tuple[str, ...]]:
+    """The rows of the table by phase, acceptance, position and round, in the order of GROUPS."""
+    for slot in (*result.slots, *result.others):
+        for group in slot.groups:
+            yield (
+                slot_name(slot),
+                group.name,
+                str(group.rows),
+                cosine(group.cosine_p50),
+                cosine(group.cosine_trimmed_p50),
+                number(group.rel_l2_p50),
+                number(group.rel_l2_p99),
+                number(group.norm_ratio_p50),
+            )
+
+
+def group_line(slot: SlotResult) -> str | None:
+    """Relative L2 by phase and acceptance, and where by position and round it is worst; None where all is one."""
+    parts = [f"{g.name.removeprefix('phase ')} {number(g.rel_l2_p50)}" for g in slot.groups if _is_kind(g)]
+    for kind in ("position", "round"):
+        those = [g for g in slot.groups if g.name.startswith(kind) and math.isfinite(g.rel_l2_p50)]
+        if len(those) > 1:
+            worst = max(those, key=lambda g: g.rel_l2_p50)
+            parts.append(f"worst {worst.name} {number(worst.rel_l2_p50)}")
+    return f"{_titled(slot)}, rel L2: {'; '.join(parts)}" if len(parts) > 1 else None
+
+
+def _is_kind(group: Group) -> bool:
+    return group.name.startswith("phase ") or not group.name.startswith(("position", "round"))
+
+
+def worst_line(slot: SlotResult, most: int = 3) -> str | None:
+    """The worst tokens of a slot; None where no row differs."""
+    if not slot.worst:
+        return None
+    rows = []
+    for row in slot.worst[:most]:
+        token = f"id {row.token_id}" if row.token is None else f"“{shorten(row.token, 24)}”"
+        when = row.phase if row.round < 0 else f"{row.phase}, round {row.round}"
+        rows.append(f"{row.position} {token} ({when}; cosine {cosine(row.cosine)}, rel L2 {number(row.rel_l2)})")
+    return f"{_titled(slot)}, worst tokens: {'; '.join(rows)}"
 
 
 def acceptance_line(result: Result) -> str | None:
-    """Observed and expected accept length; None where neither is known."""
+    """Observed and expected accept length, and below what it is too low; None where neither is known."""
     a = result.acceptance
     if a.observed is None and a.expected is None:
         return None
     expected = "not known" if a.expected is None else f"{a.expected:.2f} ({a.expected_source})"
     observed = "not recorded" if a.observed is None else f"{a.observed:.2f} over {a.rounds} rounds"
-    return f"accept length: observed {observed}, expected {expected}"
+    text = f"accept length: observed {observed}, expected {expected}, too low below {low_limit(a, result.thresholds):.2f}"
+    if a.curve:
+        text += "; accepted by draft position: " + ", ".join(f"{100 * share:.0f} %" for share in a.curve)
+    return text
 
 
 def shorten(text: str, most: int) -> str:

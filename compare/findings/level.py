@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from drafttrace.compare.acceptance import low_limit
 from drafttrace.compare.findings.base import finding, name_slots
 from drafttrace.compare.outliers import outlier_positions
 from drafttrace.compare.result import FAULT, NOTE, Acceptance, Finding, SlotResult
@@ -47,7 +48,7 @@ def unexplained_of(slot: SlotResult) -> Finding:
             "limit": slot.judged.noise_limit,
             "against": slot.judged.against,
         },
-        remedy="Record with a layer sweep (drafttrace serve --sweep) and look at the worst rows in the HTML report.",
+        remedy="Record a layer sweep (drafttrace record --boundaries all), and look at the worst rows in the HTML report.",
         by_level=True,
     )
 
@@ -194,13 +195,6 @@ def acceptance_hint(acceptance: Acceptance) -> str:
     return (
         "Acceptance falls evenly from token to token: look at the draft's weights and at how well it was trained."
     )
-
-
-def low_limit(acceptance: Acceptance, thresholds: Thresholds) -> float:
-    """The accept length below which the observed one is too low."""
-    if acceptance.expected is not None:
-        return 1 + thresholds.accept_part * (acceptance.expected - 1)
-    return thresholds.accept
 
 
 def _too_low(ending: Ending) -> bool:

@@ -52,8 +52,8 @@ def _mask_shift(facts: Facts) -> Iterator[Finding]:
         many = f" ({mask.agreeing} of {mask.answers} answers)" if mask.answers > 1 else ""
         yield finding(
             "mask-shift",
-            f"The {side}'s loss mask stands {off} {'late' if mask.shift > 0 else 'early'} by {mask.by}: it starts at {starts} "
-            f"where the answer starts at {wanted}{many}.",
+            f"The {side}'s loss mask stands {off} {'late' if mask.shift > 0 else 'early'} by {mask.by}: it starts at "
+            f"{starts} where the answer starts at {wanted}{many}.",
             confidence=0.9 if mask.both_ends else 0.6,
             evidence={
                 "shift": mask.shift,

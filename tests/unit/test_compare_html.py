@@ -73,7 +73,7 @@ def test_the_drawn_page_holds_heatmaps_plots_filters_and_escaped_tokens(tmp_path
     dom = browse(page, tmp_path / "profile", "--dump-dom").stdout
     assert dom.count('class="tile"') == (8 * 21 + 5 * 4)
     assert dom.count("<path d=") >= 3 + 3 + 6
-    assert "slot-shift" in dom and "36 of 36 rows" in dom
+    assert "slot-shift" in dom and "48 of 48 rows" in dom
     assert dom.count("<option") >= 2 * 4
     assert "&lt;img src=x onerror" in dom
 

@@ -7,10 +7,12 @@ import re
 from dataclasses import replace
 
 import pytest
+from compare_faults import one_unknown_row
 from compare_world import dumped, make_world, served
 from rich.console import Console
 
 from drafttrace.compare import report_markdown, report_terminal
+from drafttrace.compare.acceptance import parse_expected
 from drafttrace.compare.diff import diff
 from drafttrace.compare.result import Result
 from drafttrace.compare.wording import cosine, number
@@ -53,9 +55,43 @@ def test_piped_output_has_no_escapes_and_a_terminal_has() -> None:
 def test_the_table_shows_numbers_beside_what_they_are_judged_against() -> None:
     text = terminal(INCIDENT, 140)
     header = next(line for line in text.splitlines() if line.startswith("slot"))
-    names = "slot left reference cosine trimmed rel L2 limit norm L norm R ratio verdict"
+    names = "slot left reference cosine trimmed rel L2 match to noise to norm L norm R ratio verdict"
     assert header.split() == names.split()
     assert re.search(r"aux/0 = B2 +hidden_states\[0\] = B0 .* 0\.0500 .*MISMATCH", text)
+    flat = " ".join(text.split())
+    assert "limits: the default limits, and the neighbouring boundary at 0.1" in flat
+    assert re.search(r"aux/0 = B2 \(margin exact, 1\.7x proves it\)", flat)
+
+
+def test_a_few_odd_rows_are_told_by_phase_and_token_and_by_the_rule_that_found_them() -> None:
+    dump = one_unknown_row(35)(dumped(WORLD.noisy(0.02), (2, 30, 58)))
+    found = diff(served(WORLD, (2, 30, 58), prompt=30), dump, decode=lambda token: f"word{token}")
+    flat = " ".join(terminal(found, 160).split())
+    assert (
+        "1 holding something else (relative L2 above 0.5 with a cosine below 0.85, or a trimmed one below 0.5)"
+        in flat
+    )
+    assert re.search(
+        r"slot 1, rel L2: prefill [\d.]+; verify [\d.]+; accepted draft tokens [\d.]+; tokens that", flat
+    )
+    assert re.search(r"slot 1, worst tokens: 35 “word\d+” \(verify, round 2; cosine", flat)
+
+
+def test_an_accept_length_stands_beside_what_it_is_judged_by() -> None:
+    about = {"request": {"accept_counts": [3, 1, 2, 2, 1, 3]}}
+    left = served(WORLD, (2, 30, 58))
+    left = replace(left, about={**left.about, **about})
+    found = diff(left, dumped(WORLD.noisy(0.02), (2, 30, 58)), expected=parse_expected("0.75,0.5"))
+    text = " ".join(terminal(found, 140).split())
+    assert "observed 2.00 over 6 rounds, expected 2.12 (1 + a1 + a1·a2 + … with step accuracies 0.75, 0.5)" in text
+    assert "too low below 1.67; accepted by draft position: 67 %, 50 %" in text
+    assert "observed accept length 2.00, expected 2.12" in found.summary
+
+
+def test_every_measure_is_in_the_markdown_report() -> None:
+    text = report_markdown.render(INCIDENT)
+    for word in ("max abs", "ulp p50", "rel L2 p99", "channels", "accepted draft tokens", "round 0", "positions"):
+        assert word in text, word
 
 
 def test_one_trace_and_no_overlap_can_be_shown() -> None:
@@ -86,7 +122,7 @@ def test_token_text_cannot_inject_markup() -> None:
     tags = set(re.findall(r"<[^>]*>", outside))
     assert tags <= {"<details>", "</details>", "<summary>", "</summary>"}
     rows = [line for line in outside.splitlines() if "script" in line]
-    assert len(rows) >= 12 and {row.count("|") for row in rows} == {8}
+    assert len(rows) >= 12 and {row.count("|") for row in rows} == {10}
 
 
 def test_the_first_difference_is_shown_as_text_that_injects_nothing() -> None:

@@ -30,6 +30,8 @@ _OTHER_REQUEST = (
     "lengths, requests that left the batch). --max-running-requests 1 confirms it."
 )
 
+_MOST_SHIFT = 2
+
 
 def find(facts: Facts) -> Iterator[Finding]:
     """Findings about copied rows, inside the left side, inside the reference, and between requests."""
@@ -37,8 +39,15 @@ def find(facts: Facts) -> Iterator[Finding]:
     if constant:
         yield _constant(facts, constant)
     mapped = [m for m in facts.copies.maps if m.slot not in constant]
-    blocks = [m for m in mapped if m.blocks is not None]
-    rest = [r for r in facts.copies.left if r.slot not in constant | {m.slot for m in blocks}]
+    shifts = {m.slot: _one_offset(m) for m in mapped if not facts.moved}
+    shifted = _and_alike([m for m in mapped if shifts.get(m.slot)], mapped)
+    # Blocks of two rows in another order would explain two tokens' offset, too.
+    unshifted = [m for m in mapped if m not in shifted]
+    blocks = _and_alike([m for m in unshifted if m.blocks is not None], unshifted)
+    if shifted:
+        yield _shifted(shifted, shifts[shifted[0].slot])
+    placed = {m.slot for m in (*blocks, *shifted)}
+    rest = [r for r in facts.copies.left if r.slot not in constant | placed]
     by_rank = _repeated_by_rank(facts, rest) if rest else None
     if blocks or by_rank is not None:
         yield _by_rank(facts, blocks, by_rank, rest)
@@ -48,13 +57,13 @@ def find(facts: Facts) -> Iterator[Finding]:
         yield _padding(facts, padded)
     stale = [r for r in rest if r not in padded]
     if stale:
-        yield _stale(stale, "left")
+        yield _stale(stale, "left", _odd_at(facts, stale))
     yield from _stale_reference(facts, constant)
     borrowed = [b for b in facts.copies.borrowed if b.slot not in constant]
     if borrowed:
         yield _borrowed(facts, borrowed)
-    told = {r.slot for r in (*stale, *padded)} | {b.slot for b in borrowed} | constant
-    moved = [m for m in mapped if m.blocks is None and m.slot not in told]
+    told = {r.slot for r in (*stale, *padded)} | {b.slot for b in borrowed} | constant | placed
+    moved = [m for m in mapped if m.slot not in told]
     if moved and not facts.moved:
         yield _moved(moved)
     if not padded:
@@ -198,7 +207,13 @@ def _padding_by_batch(facts: Facts, told: set[int]) -> Iterator[Finding]:
         return
 
 
-def _stale(repeats: Sequence[Repeat], side: str) -> Finding:
+def _odd_at(facts: Facts, repeats: Sequence[Repeat]) -> list[int]:
+    """Slots that are odd nowhere but where these copies stand: tokens may share a state, so bits do not tell there."""
+    copied = {row.position for repeat in repeats for row in repeat.copies}
+    return [rows.slot for rows in facts.rows if rows.outliers and set(rows.outliers) <= copied]
+
+
+def _stale(repeats: Sequence[Repeat], side: str, more: Sequence[int] = ()) -> Finding:
     copies = [(repeat, row) for repeat in repeats for row in repeat.copies]
     repeat, row = min(copies, key=lambda one: (one[1].position, one[0].slot))
     source = repeat.rows[0]
@@ -208,7 +223,7 @@ def _stale(repeats: Sequence[Repeat], side: str) -> Finding:
         f"{total} row{'s' if total > 1 else ''} of the {side} side (first: position {row.position}) "
         f"{'are copies' if total > 1 else 'is a copy'} of earlier rows (there: position {source.position}, "
         f"{_when(source)}).",
-        slots=_numbers([r.slot for r in repeats]),
+        slots=_numbers([*(r.slot for r in repeats), *more]),
         confidence=0.97,
         evidence={
             str(r.slot): {str(c.position): [r.rows[0].position, r.rows[0].round] for c in r.copies[:20]}
@@ -278,6 +293,40 @@ def _borrowed(facts: Facts, borrowed: Sequence[Borrowed]) -> Finding:
         },
         remedy=_OTHER_REQUEST,
         severity="fault" if ours else NOTE,
+    )
+
+
+def _and_alike(certain: Sequence[RowMap], every: Sequence[RowMap]) -> list[RowMap]:
+    """These maps, and those that mostly agree with the first: where tokens share a state, a slot's map is ambiguous."""
+    if not certain:
+        return []
+    known = set(certain[0].pairs)
+    alike = [m for m in every if m not in certain and sum(p in known for p in m.pairs) >= 0.5 * len(m.pairs)]
+    return [*certain, *alike]
+
+
+def _one_offset(rows: RowMap) -> int:
+    """The d of at most two tokens for which nearly all of the rows hold the state of position p + d; 0 without one."""
+    offsets = [source - position for position, source in rows.pairs]
+    d = max(set(offsets), key=offsets.count)
+    return d if abs(d) <= _MOST_SHIFT and offsets.count(d) >= 0.8 * rows.looked_at else 0
+
+
+def _shifted(maps: Sequence[RowMap], d: int) -> Finding:
+    when = "before" if d < 0 else "after"
+    step = "one token" if abs(d) == 1 else f"{abs(d)} tokens"
+    slots = [m.slot for m in maps]
+    return finding(
+        "token-shift",
+        f"The server's rows of {_called(slots)} hold the state of {step} {when} their own: position p holds what belongs "
+        f"to position p{d:+d}.",
+        slots=_numbers(slots),
+        confidence=0.95,
+        evidence={
+            str(m.slot): {"rel_l2": m.rel_l2, "position_holds_state_of": [list(p) for p in m.pairs[:20]]}
+            for m in maps
+        },
+        remedy="Look at what the capture point indexes its rows by: they are not those of the tokens that the pass ran on.",
     )
 
 

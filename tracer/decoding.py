@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,11 +15,16 @@ if TYPE_CHECKING:
 
 
 def tokenizer_folder(explicit: Path | None, *captures: Capture | None) -> Path | None:
-    """Where tokens can be decoded from: the option, else the target that a trace names, if it is on this machine."""
+    """Where tokens can be decoded from: the option, else the target that a trace names, if it is on this machine.
+
+    Nobody asked for the second: where the package that reads it is not installed, tokens stay numbers.
+    """
     if explicit is not None:
         if not (explicit / "tokenizer.json").is_file() and explicit.suffix != ".json":
             raise DrafttraceError(f"The tokenizer '{explicit}' holds no tokenizer.json; give the target's folder.")
         return explicit
+    if find_spec("tokenizers") is None:
+        return None
     for capture in captures:
         path = served_path(capture, "tokenizer") if capture is not None else None
         if path is not None and (Path(path) / "tokenizer.json").is_file():

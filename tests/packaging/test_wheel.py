@@ -179,7 +179,9 @@ def test_the_demo_runs_from_the_wheel(programs: Path, tmp_path: Path) -> None:
 def test_every_module_of_the_wheel_can_be_imported(programs: Path, tmp_path: Path) -> None:
     code = (
         "import importlib, pkgutil, drafttrace\n"
-        "names = [m.name for m in pkgutil.walk_packages(drafttrace.__path__, 'drafttrace.')]\n"
+        "found = pkgutil.walk_packages(drafttrace.__path__, 'drafttrace.')\n"
+        # the row kernel is a plain library that ctypes loads, named so that one build serves every Python
+        "names = [m.name for m in found if not m.name.endswith('kernels._rows')]\n"
         "[importlib.import_module(name) for name in names]\n"
         "print(len(names))"
     )

@@ -14,14 +14,16 @@ ROOT = Path(__file__).resolve().parents[2]
 SMALL_RECORDS = {
     "drafttrace.tracer.boundary",
     "drafttrace.tracer.capture",
+    "drafttrace.tracer.chat_marks",
     "drafttrace.tracer.errors",
     "drafttrace.tracer.rows",
 }
 ALLOWED = {
     # package -> modules outside of it that it may import, by prefix
     "hooks": SMALL_RECORDS | {"drafttrace.tracer.trace"},
-    "compare": SMALL_RECORDS | {"drafttrace.tracer.checkpoint"},
-    "tracer": {"drafttrace.compare", "drafttrace.hooks.doctor"},
+    # plots draw a result and know nothing else
+    "compare": SMALL_RECORDS | {"drafttrace.tracer.checkpoint", "drafttrace.plots"},
+    "tracer": {"drafttrace.compare", "drafttrace.hooks.doctor", "drafttrace.plots"},
 }
 FILES = [path for package in ALLOWED for path in sorted((ROOT / package).rglob("*.py"))]
 

@@ -80,6 +80,9 @@ def test_the_runner_sees_what_is_wrong(tmp_path: Path) -> None:
         ("echo 12 rows", ("13 rows",), "0", True),
         ("printf 'a\\nb\\nc\\n'", ("a", "...", "c"), "0", False),
         ("printf 'a\\nb\\nc\\n'", ("a", "...", "d"), "0", True),
+        ("echo 0.5 of many", ("0.5 of ...",), "0", False),
+        ("echo 0.7 of many", ("0.5 of ...",), "0", True),
+        ("echo took 3.2 s", ("took 0.1 s",), "0", False),
         ("echo more", (), "0", False),
     ):
         block = blocks.Block(page, 1, "console", {"exit": exits}, (f"$ {command}", *output))

@@ -7,8 +7,8 @@ A comment on the line above a block says how it is meant::
     <!-- not run: why -->           changes the machine; the reason is part of the page's source
 
 In a ``console`` block, lines that start with ``$ `` are commands, the others what they print. A line ``...`` stands for
-any number of lines, and ``...`` at the end of a line for the rest of it. White space and durations are not compared, and numbers may differ by two percent: they come from
-measurements.
+any number of lines, and ``...`` at the end of a line for the rest of it. White space and durations are not compared, and
+numbers may differ by two percent: they come from measurements.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
-from compare_faults import nan_at, permuted, scaled, zeroed
+from compare_faults import nan_at, one_unknown_row, permuted, scaled, zeroed
 from compare_world import dumped, make_world, served
 
 import drafttrace.compare
@@ -24,7 +24,7 @@ from drafttrace.compare.plain import from_plain, to_plain
 from drafttrace.compare.result import SCHEMA, Result, load_result
 from drafttrace.compare.thresholds import DEFAULT, Limits, Thresholds, slot_limits
 from drafttrace.compare.vocabulary import CLASS_OF
-from drafttrace.tracer.errors import UnknownFormat, UnreadableFile
+from drafttrace.tracer.errors import DrafttraceError, UnknownFormat, UnreadableFile
 
 WORLD = make_world(layers=10, tokens=30)
 SCHEMA_FILE = Path(drafttrace.compare.__file__).parent / "result.schema.json"
@@ -171,6 +171,40 @@ def test_no_threshold_makes_a_named_fault_go_away() -> None:
     assert saved.findings[0].id == "scale"
     loose = rejudge(saved, replace(DEFAULT, match=10, noise=10, neighbour_match=10, neighbour_noise=10))
     assert loose.verdict == "mismatch" and loose.findings[0].id == "scale"
+
+
+def test_odd_rows_are_counted_again_by_other_limits() -> None:
+    left = served(WORLD, (2, 5, 7))
+    saved = load_result(json.dumps(diff(left, one_unknown_row(20)(dumped(WORLD.noisy(0.02), (2, 5, 7)))).to_json()))
+    assert [f.id for f in saved.findings] == ["unexplained"] and saved.slots[1].outlier_rows == 1
+    loose = rejudge(saved, replace(DEFAULT, row=5, row_hidden=-1))
+    assert (loose.verdict, [f.id for f in loose.findings]) == ("match", ["none"])
+    assert loose.slots[1].outlier_rows == 0
+    assert rejudge(loose, DEFAULT).to_json() == saved.to_json()
+
+
+def test_a_last_state_is_judged_again_too() -> None:
+    saved = diff(served(WORLD, (2, 5, 7)), dumped(WORLD.noisy(0.02), (2, 5, 7)))
+    strict = rejudge(saved, replace(DEFAULT, match=0.001, noise=0.001, neighbour_noise=0.001))
+    assert [s.verdict for s in strict.others] == ["mismatch"]
+    assert "the last state" in {f.evidence.get("state") for f in strict.findings}
+
+
+@pytest.mark.parametrize("name", ["located", "scale"])
+def test_what_was_decided_with_the_tensors_is_not_judged_again(name: str) -> None:
+    with pytest.raises(DrafttraceError, match=f"--threshold {name}=0.3"):
+        rejudge(example(), replace(DEFAULT, **{name: 0.3}))
+
+
+def test_an_accept_length_is_judged_again() -> None:
+    left = served(WORLD, (2, 5, 7))
+    left = replace(left, about={**left.about, "request": {"accept_counts": [2, 2, 2, 2, 2]}})
+    saved = diff(left, dumped(WORLD.noisy(0.02), (2, 5, 7)))
+    assert saved.findings[0].id == "none"
+    strict = rejudge(saved, replace(DEFAULT, accept=2.5))
+    assert (strict.findings[0].id, strict.exit_code) == ("downstream", 1)
+    assert "too low below 2.50" in strict.summary
+    assert rejudge(strict, DEFAULT).to_json() == saved.to_json()
 
 
 def test_limits_say_what_they_rest_on() -> None:

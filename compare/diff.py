@@ -169,7 +169,7 @@ def _judged(slots: Iterable[MeasuredSlot], location: Location, judging: _Judging
 
 def _finish(work: _Work, judging: _Judging) -> Result:
     left, reference, location = work.left, work.reference, work.location
-    inside = look_inside(left)
+    inside = look_inside(left, alone=work.reference is None)
     facts = Facts(
         left=left,
         reference=reference,

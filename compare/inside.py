@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from drafttrace.compare.broken import BrokenSlot, find_broken
 from drafttrace.compare.hypotheses import Fit, explain, normed, usable
 from drafttrace.compare.measure import Bools
 from drafttrace.tracer.capture import Accepted, Capture, DraftRows, Ints, Phase, RowTable
@@ -85,7 +86,7 @@ class InsideFacts:
     fc_in: per slot; empty where the draft's fc input was not recorded. fc_ran: False where the draft was seen but
     fc's input never was, None where no draft was recorded. norm_configured: the draft config asks for a norm before
     fc. seams: see :class:`Seam`. embed_equal: share of rows where the draft's embedding equals the target's for the
-    same token, None where not comparable.
+    same token, None where not comparable. broken: slots with rows that can be no state.
     """
 
     fc_in: tuple[FcSlot, ...] = ()
@@ -95,6 +96,7 @@ class InsideFacts:
     embed_equal: float | None = None
     recycled: Recycled | None = None
     vocab: VocabMap | None = None
+    broken: tuple[BrokenSlot, ...] = ()
 
     @property
     def fc_state(self) -> str:
@@ -108,12 +110,13 @@ class InsideFacts:
         return "differs"
 
 
-def look_inside(trace: Capture) -> InsideFacts:
-    """All checks of one trace that need no reference."""
+def look_inside(trace: Capture, alone: bool = False) -> InsideFacts:
+    """All checks of one trace that need no reference. alone: there is none, so that broken rows are looked for here."""
     draft = trace.draft
+    broken = find_broken(trace) if alone else ()
     norm = _norm_configured(trace.about.get("draft_config"))
     if draft is None or len(draft.table) == 0:
-        return InsideFacts(fc_ran=_fc_fired(trace), norm_configured=norm)
+        return InsideFacts(fc_ran=_fc_fired(trace), norm_configured=norm, broken=broken)
     present = draft.present.get("fc_in")
     recorded = "fc_in" in draft.tensors and present is not None and bool(present.any())
     fc_in = _check_fc_in(trace, draft) if recorded else ()
@@ -126,6 +129,7 @@ def look_inside(trace: Capture) -> InsideFacts:
         embed_equal=_embed_equal(trace, draft),
         recycled=_recycled(draft),
         vocab=_vocab_map(trace, draft),
+        broken=broken,
     )
 
 

@@ -14,11 +14,43 @@ from drafttrace.compare.result import Finding
 
 def find(facts: Facts) -> Iterator[Finding]:
     """Findings inside the left trace."""
+    yield from _broken(facts)
     yield from _fc_not_called(facts)
     yield from _fc_in(facts)
     yield from _recycled(facts)
     yield from _vocab_map(facts)
     yield from _position_seam(facts)
+
+
+def _broken(facts: Facts) -> Iterator[Finding]:
+    """Rows that can be no state. Beside a reference both sides are measured, and said elsewhere."""
+    for name, text, count, at, remedy in (
+        (
+            "nan-inf",
+            "not finite",
+            "not_finite",
+            "not_finite_at",
+            "Find the first layer that overflows: look where NaN starts in the layer sweep.",
+        ),
+        (
+            "zero-rows",
+            "zero",
+            "zero",
+            "zero_at",
+            "A buffer was handed over before it was filled, or the rows were never computed: compare eager with graphs.",
+        ),
+    ):
+        bad = [b for b in facts.inside.broken if getattr(b, count)]
+        if bad:
+            yield finding(
+                name,
+                f"{max(getattr(b, count) for b in bad)} of {bad[0].rows} rows in {name_slots([b.slot for b in bad])} are "
+                f"{text} (first: position {min(getattr(bad[0], at))}).",
+                slots=[b.slot for b in bad],
+                confidence=0.99,
+                evidence={str(b.slot): {"rows": getattr(b, count), "positions": list(getattr(b, at))} for b in bad},
+                remedy=remedy,
+            )
 
 
 def _fc_not_called(facts: Facts) -> Iterator[Finding]:

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import h5py
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -116,3 +118,26 @@ def test_cheap_commands_do_not_import_torch() -> None:
             [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, timeout=120
         )
         assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "traces").rglob("*.h5")), ids=lambda path: path.stem)
+def test_a_viewer_that_follows_nexus_plots_a_recorded_trace(path: Path) -> None:
+    """What H5Web and silx do on a double click: along ``default`` to an NXdata group, its signals over its axis."""
+    with h5py.File(path, "r") as file:
+        group: Any = file
+        for kind in ("NXroot", "NXentry", "NXdata"):
+            assert group.attrs["NX_class"].decode() == kind
+            if kind != "NXdata":
+                group = group[group.attrs["default"].decode()]
+        (axis,) = (name.decode() for name in group.attrs["axes"])
+        position = group[axis][:]
+        assert len(position) > 40 and (np.diff(position) > 0).all()
+        signals = [group.attrs["signal"].decode(), *(name.decode() for name in group.attrs["auxiliary_signals"])]
+        assert signals == ["aux_0", "aux_1", "aux_2", "embed", "last"]
+        for name in signals:
+            norms = group[name][:]
+            assert norms.shape == position.shape and np.isfinite(norms).all() and (norms > 0).all()
+            assert group[name].attrs["long_name"].decode() == f"norm of {name.replace('_', '/')}"
+        slot, rows = file["target/aux/0"], file["target/rows"][:]
+        row = int(np.flatnonzero(rows["position"] == position[3])[0])
+        assert np.isclose(group["aux_0"][3], np.linalg.norm(slot[row].astype(np.float64)), rtol=0.01)

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from drafttrace.tracer import log
+from drafttrace.tracer.commands import audit as audit_command
 from drafttrace.tracer.commands import check as check_command
 from drafttrace.tracer.commands import convert as convert_command
 from drafttrace.tracer.commands import demo as demo_command
@@ -51,6 +52,7 @@ serve_command.add_to(app)
 record_command.add_to(app)
 watch_command.add_to(app)
 diff_command.add_to(app)
+audit_command.add_to(app)
 inspect_command.add_to(app)
 check_command.add_to(app)
 replay_command.add_to(app)

@@ -80,15 +80,23 @@ def _open(
                 f"'{spec}' names sample {number} and --sample says {sample}; give one of the two."
             )
         number = sample
-    if format is None and mapping is None and _is_trace(path):
+    if format is None and mapping is None and is_trace_file(path):
         return _open_trace(path, number), 1
     asked = _request(request, mapping, like)
     collection = open_collection(path, "MAPPED" if mapping is not None and format is None else format, asked)
     if number is None:
         number = collection.refs[0].number if first else _choose(collection, like)
+    return _read(collection, number, asked), len(collection.refs)
+
+
+def read_sample(collection: Collection, number: int, like: Capture | None, request: Request) -> Capture:
+    """Sample ``number`` of an open collection; like, request: as for :func:`open_capture`, and the same errors."""
+    return _read(collection, number, _request(request, None, like))
+
+
+def _read(collection: Collection, number: int, asked: Request) -> Capture:
     capture = collection.read(collection.ref(number), asked)
-    single = len(collection.refs) == 1
-    return (capture if single else dataclasses.replace(capture, sample=number)), len(collection.refs)
+    return capture if len(collection.refs) == 1 else dataclasses.replace(capture, sample=number)
 
 
 def split_spec(spec: str) -> tuple[Path, int | None]:
@@ -101,7 +109,8 @@ def split_spec(spec: str) -> tuple[Path, int | None]:
     return Path(spec), None
 
 
-def _is_trace(path: Path) -> bool:
+def is_trace_file(path: Path) -> bool:
+    """Whether a path is a trace, told by its content."""
     if not path.is_file():
         return False
     with path.open("rb") as stream:

@@ -35,10 +35,18 @@ class Slot:
         return self.left.width * (self.left.dtype.storage.itemsize + self.right.dtype.storage.itemsize)
 
 
+_limit: list[int] = []
+
+
+def use_threads(count: int) -> None:
+    """Use at most ``count`` threads in this process from now on."""
+    _limit[:] = [max(1, count)]
+
+
 def threads() -> int:
     """How many threads the kernel uses: one for each processor that this process may use, up to 8."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(_MOST_THREADS, usable))
+    return max(1, min(_MOST_THREADS, usable, *_limit))
 
 
 def measure(

@@ -116,7 +116,11 @@ def prompt_of_dump(spec: str, *, whole: bool = False) -> Prompt:
     """
     from drafttrace.tracer.open import open_capture
 
-    capture = open_capture(spec)
+    return prompt_of_capture(open_capture(spec), spec, whole=whole)
+
+
+def prompt_of_capture(capture: Capture, spec: str, *, whole: bool = False) -> Prompt:
+    """As :func:`prompt_of_dump`, for a dump that is open; ``spec`` is what the user calls it."""
     length = capture.valid_length or len(capture.tokens)
     cut = None if whole else answer_start(capture)
     ids = tuple(int(token) for token in capture.tokens[: cut or length])

@@ -22,7 +22,7 @@ from drafttrace.tracer.dumps.folder import Collection
 from drafttrace.tracer.dumps.registry import Request, SampleRef
 from drafttrace.tracer.errors import DrafttraceError, NothingToCompare
 
-_LENGTHS = (
+LENGTHS = (
     4,
     8,
     12,
@@ -46,7 +46,7 @@ _LENGTHS = (
     6144,
     8192,
 )
-_STARTS = (0, 1)
+STARTS = (0, 1)
 _VERSION = 1
 _MULTIPLIER = 6364136223846793005  # Knuth's MMIX generator
 _WORD = (1 << 64) - 1
@@ -55,11 +55,13 @@ Hashes = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
-class _Entry:
+class Entry:
+    """What is known of one sample without reading it again; length 0 for one that cannot be read."""
+
     size: int
     modified: int
     length: int
-    hashes: Hashes  # [len(_STARTS), len(_LENGTHS)], 0 where the sample is shorter; all 0 for an unreadable file
+    hashes: Hashes  # [len(STARTS), len(LENGTHS)], 0 where the sample is shorter; all 0 for an unreadable file
 
 
 def find_sample(spec: str, like: Capture, *, format: str | None = None) -> int:
@@ -76,17 +78,17 @@ def find_sample(spec: str, like: Capture, *, format: str | None = None) -> int:
 
 def find_in(collection: Collection, like: Capture) -> int:
     """As :func:`find_sample`, in an open collection."""
-    entries = _entries(collection)
-    known = _known(like.tokens)
-    wanted = {(start, column): value for start in _STARTS for column, value in _prefix_hashes(known, start).items()}
+    listed = entries(collection)
+    known = known_tokens(like.tokens)
+    wanted = {(start, column): value for start in STARTS for column, value in prefix_hashes(known, start).items()}
     best: dict[int, int] = {}
     for (_start, column), value in wanted.items():
-        for index, entry in enumerate(entries):
+        for index, entry in enumerate(listed):
             if (entry.hashes[:, column] == np.uint64(value)).any():
-                best[index] = max(best.get(index, 0), _LENGTHS[column])
+                best[index] = max(best.get(index, 0), LENGTHS[column])
     if not best:
         raise NothingToCompare(
-            f"None of the {len(entries)} samples of '{collection.path}' starts with the tokens of '{like.path}'; is it "
+            f"None of the {len(listed)} samples of '{collection.path}' starts with the tokens of '{like.path}'; is it "
             "the dump of the same text, and the same chat template?"
         )
     top = max(best.values())
@@ -105,36 +107,38 @@ def _most_alike(collection: Collection, finalists: list[int], known: Ints) -> li
     """Those of the finalists with the longest common prefix; among equal ones, those of the nearest length."""
     scores: dict[int, tuple[int, int]] = {}
     for index in finalists[:200]:
-        tokens = _sample_tokens(collection, collection.refs[index])
-        common = max(_common(tokens[a:], known[b:]) for a in _STARTS for b in _STARTS)
+        tokens = sample_tokens(collection, collection.refs[index])
+        common = max(common_prefix(tokens[a:], known[b:]) for a in STARTS for b in STARTS)
         scores[index] = common, -abs(len(tokens) - len(known))
     top = max(scores.values())
     return [index for index, score in scores.items() if score == top]
 
 
-def _common(left: Ints, right: Ints) -> int:
+def common_prefix(left: Ints, right: Ints) -> int:
+    """How many tokens two sequences share from their starts."""
     length = min(len(left), len(right))
     differing = np.flatnonzero(left[:length] != right[:length])
     return int(differing[0]) if len(differing) else length
 
 
-def _known(tokens: Ints) -> Ints:
+def known_tokens(tokens: Ints) -> Ints:
     """The tokens without unknown ones (-1) at the start."""
     known = np.flatnonzero(tokens >= 0)
     return tokens[known[0] :] if len(known) else tokens[:0]
 
 
-def _sample_tokens(collection: Collection, ref: SampleRef) -> Ints:
+def sample_tokens(collection: Collection, ref: SampleRef) -> Ints:
+    """The known tokens of one sample, without padding."""
     capture = collection.read(ref, Request(tokens_only=True))
-    return _known(capture.tokens[: capture.valid_length or None])
+    return known_tokens(capture.tokens[: capture.valid_length or None])
 
 
-def _prefix_hashes(tokens: Ints, start: int) -> dict[int, int]:
-    """Column -> 64-bit hash of ``tokens[start : start + _LENGTHS[column]]``, for the lengths that there are."""
+def prefix_hashes(tokens: Ints, start: int) -> dict[int, int]:
+    """Column -> 64-bit hash of ``tokens[start : start + LENGTHS[column]]``, for the lengths that there are."""
     found: dict[int, int] = {}
     state, position = 1469598103934665603, 0
-    values = tokens[start : start + _LENGTHS[-1]].tolist()
-    for column, length in enumerate(_LENGTHS):
+    values = tokens[start : start + LENGTHS[-1]].tolist()
+    for column, length in enumerate(LENGTHS):
         if length > len(values):
             break
         for value in values[position:length]:
@@ -145,11 +149,12 @@ def _prefix_hashes(tokens: Ints, start: int) -> dict[int, int]:
     return found
 
 
-def _entries(collection: Collection) -> list[_Entry]:
+def entries(collection: Collection) -> list[Entry]:
+    """One entry per sample, in the collection's order; from the cache where nothing has changed."""
     cache = _cache_file(collection)
     known = _load(cache) if cache is not None else {}
-    entries: list[_Entry] = []
-    fresh: dict[str, _Entry] = {}
+    found: list[Entry] = []
+    fresh: dict[str, Entry] = {}
     changed = False
     stats: dict[Path, os.stat_result] = {}
     for ref in collection.refs:
@@ -159,23 +164,23 @@ def _entries(collection: Collection) -> list[_Entry]:
         if entry is None or entry.size != stat.st_size or entry.modified != stat.st_mtime_ns:
             entry, changed = _make(collection, ref, stat), True
         fresh[key] = entry
-        entries.append(entry)
+        found.append(entry)
     if changed and cache is not None:
         _save(cache, fresh)
-    return entries
+    return found
 
 
-def _make(collection: Collection, ref: SampleRef, stat: os.stat_result) -> _Entry:
-    hashes = np.zeros((len(_STARTS), len(_LENGTHS)), np.uint64)
+def _make(collection: Collection, ref: SampleRef, stat: os.stat_result) -> Entry:
+    hashes = np.zeros((len(STARTS), len(LENGTHS)), np.uint64)
     length = 0
     # One damaged file among thousands must not hide the others: it just never matches.
     with contextlib.suppress(DrafttraceError):
-        tokens = _sample_tokens(collection, ref)
+        tokens = sample_tokens(collection, ref)
         length = len(tokens)
-        for row, start in enumerate(_STARTS):
-            for column, value in _prefix_hashes(tokens, start).items():
+        for row, start in enumerate(STARTS):
+            for column, value in prefix_hashes(tokens, start).items():
                 hashes[row, column] = value
-    return _Entry(stat.st_size, stat.st_mtime_ns, length, hashes)
+    return Entry(stat.st_size, stat.st_mtime_ns, length, hashes)
 
 
 def cache_folder() -> Path:
@@ -191,16 +196,16 @@ def _cache_file(collection: Collection) -> Path | None:
     return cache_folder() / "tokens" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.npz"
 
 
-def _load(path: Path) -> dict[str, _Entry]:
+def _load(path: Path) -> dict[str, Entry]:
     try:
         with np.load(path, allow_pickle=False) as stored:
             keys, numbers, hashes = stored["keys"], stored["numbers"], stored["hashes"]
     except (OSError, ValueError, KeyError, EOFError, _bad_zip()):
         return {}
-    if hashes.shape != (len(keys), len(_STARTS), len(_LENGTHS)) or numbers.shape != (len(keys), 3):
+    if hashes.shape != (len(keys), len(STARTS), len(LENGTHS)) or numbers.shape != (len(keys), 3):
         return {}
     return {
-        str(key): _Entry(int(row[0]), int(row[1]), int(row[2]), value)
+        str(key): Entry(int(row[0]), int(row[1]), int(row[2]), value)
         for key, row, value in zip(keys.tolist(), numbers.tolist(), hashes, strict=True)
     }
 
@@ -211,7 +216,7 @@ def _bad_zip() -> type[Exception]:
     return zipfile.BadZipFile
 
 
-def _save(path: Path, entries: dict[str, _Entry]) -> None:
+def _save(path: Path, entries: dict[str, Entry]) -> None:
     """Write the cache, whole or not at all. A cache that cannot be written is no error."""
     arrays: dict[str, Any] = {
         "keys": np.array(list(entries)),

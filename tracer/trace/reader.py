@@ -33,7 +33,7 @@ from drafttrace.tracer.trace.layout import TensorSpec, TraceLayout
 from drafttrace.tracer.trace.schema import Records
 from drafttrace.tracer.trace.wiring import Wiring, read_wiring
 
-__all__ = ["RankHashes", "is_trace", "read_ranks", "read_rows", "read_trace"]
+__all__ = ["RankHashes", "is_trace", "read_ranks", "read_rows", "read_tokens", "read_trace"]
 
 Masks = Mapping[str, npt.NDArray[np.bool_]]
 
@@ -119,6 +119,11 @@ def read_rows(path: str | os.PathLike[str], side: str = "target") -> Records:
         "draft": (schema.DRAFT_ROWS, schema.DRAFT_ROW),
     }[side]
     return settled(path, lambda trace: table_of(trace, name, record))
+
+
+def read_tokens(path: str | os.PathLike[str]) -> Ints:
+    """The tokens of a trace alone, as its capture has them. Raises as :func:`read_trace` does."""
+    return settled(path, lambda trace: _tokens(trace, table_of(trace, schema.TARGET_ROWS, schema.TARGET_ROW))[0])
 
 
 def read_ranks(path: str | os.PathLike[str]) -> tuple[RankHashes, ...]:

@@ -1,0 +1,189 @@
+"""What is to be compared with what: one job per sample of the dump. A plan: tokens are read, no state is."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from drafttrace.tracer.capture import Ints
+from drafttrace.tracer.dumps.folder import Collection, open_collection
+from drafttrace.tracer.dumps.registry import FolderLayout, Request
+from drafttrace.tracer.dumps.token_index import (
+    LENGTHS,
+    STARTS,
+    Entry,
+    common_prefix,
+    entries,
+    known_tokens,
+    prefix_hashes,
+    sample_tokens,
+)
+from drafttrace.tracer.errors import DrafttraceError, UnreadableFile
+from drafttrace.tracer.open import is_trace_file
+from drafttrace.tracer.trace.reader import read_tokens
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where one capture lies: a trace, or sample ``number`` of a dump at ``path`` of layout ``format``."""
+
+    path: str
+    format: str | None = None
+    number: int | None = None
+
+    @property
+    def name(self) -> str:
+        """As a user writes it: ``PATH`` or ``PATH#i``."""
+        return self.path if self.number is None else f"{self.path}#{self.number}"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One sample of the dump, and what was served for its tokens: a capture, or (url) a server to ask.
+
+    stamp: changes whenever a file of either side does. problem: why there is nothing to compare with.
+    """
+
+    reference: Source
+    left: Source | None
+    url: str | None
+    stamp: str
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class Served:
+    """One capture of the served side: its place, its file, its tokens, and the hashes of their prefixes."""
+
+    source: Source
+    file: Path
+    tokens: Callable[[], Ints]
+    hashes: frozenset[tuple[int, int]]
+
+
+def is_url(text: str) -> bool:
+    """Whether ``--against`` names a server."""
+    return text.startswith(("http://", "https://"))
+
+
+def plan(folder: str, against: str, format_id: str | None, request: Request) -> Iterator[Job]:
+    """A job for every sample below ``folder``, in their order.
+
+    Raises UnreadableFile, UnknownFormat and DrafttraceError where a side holds nothing that can be read.
+    """
+    dump = open_collection(Path(folder), format_id, request)
+    if is_url(against):
+        for ref in dump.refs:
+            yield Job(source_of(dump, ref.number), None, against, _stamp(ref.file))
+        return
+    matcher = Matcher(served_side(Path(against), request))
+    for ref, entry in zip(dump.refs, entries(dump), strict=True):
+        reference = source_of(dump, ref.number)
+        found, problem = matcher.match(entry, lambda ref=ref: sample_tokens(dump, ref), ref.number)  # type: ignore[misc]
+        stamp = _stamp(ref.file, *([found.file] if found is not None else []))
+        yield Job(reference, found.source if found is not None else None, None, stamp, problem)
+
+
+def source_of(collection: Collection, number: int) -> Source:
+    """A sample of a collection, by its own file where it has one, so that nobody needs to list the folder again."""
+    ref = collection.ref(number)
+    single = len(collection.refs) == 1
+    if isinstance(collection.layout, FolderLayout):
+        return Source(str(collection.path), collection.layout.id, None if single else number)
+    several = sum(1 for other in collection.refs if other.file == ref.file) > 1 if ref.inner == 0 else True
+    return Source(str(ref.file), collection.layout.id, ref.inner if several else None)
+
+
+def served_side(path: Path, request: Request) -> list[Served]:
+    """The traces at a path, else the samples of the dump that it is."""
+    if path.is_dir():
+        traces = [file for file in sorted(path.rglob("*.h5")) if is_trace_file(file)]
+    else:
+        traces = [path] if path.is_file() and is_trace_file(path) else []
+    if traces:
+        return [found for file in traces if (found := _served_trace(file)) is not None]
+    dump = open_collection(path, None, request)
+    return [
+        Served(
+            source_of(dump, ref.number),
+            ref.file,
+            lambda ref=ref: sample_tokens(dump, ref),  # type: ignore[misc]
+            _hashes_of(entry),
+        )
+        for ref, entry in zip(dump.refs, entries(dump), strict=True)
+    ]
+
+
+def _served_trace(file: Path) -> Served | None:
+    with contextlib.suppress(DrafttraceError):  # a damaged trace among thousands matches nothing
+        tokens = known_tokens(read_tokens(file))
+        hashes = {(c, h) for start in STARTS for c, h in prefix_hashes(tokens, start).items()}
+        return Served(Source(str(file)), file, lambda: tokens, frozenset(hashes))
+    return None
+
+
+def _hashes_of(entry: Entry) -> frozenset[tuple[int, int]]:
+    return frozenset((c, int(h)) for row in entry.hashes for c, h in enumerate(row) if h)
+
+
+class Matcher:
+    """Finds the capture with a sample's tokens: the longest common prefix wins, then the same number."""
+
+    def __init__(self, served: Sequence[Served]) -> None:
+        if not served:
+            raise UnreadableFile("The served side holds no trace that can be read; record one first.")
+        self._served = served
+        self._by_hash: dict[tuple[int, int], list[int]] = {}
+        for place, one in enumerate(served):
+            for key in one.hashes:
+                self._by_hash.setdefault(key, []).append(place)
+
+    def match(self, entry: Entry, tokens: Callable[[], Ints], number: int) -> tuple[Served | None, str | None]:
+        """The capture, or None and the reason. tokens: of the sample, read only where several captures are alike."""
+        if entry.length == 0:
+            return None, None  # the sample cannot be read: its job says why
+        mine = _hashes_of(entry)
+        for column in reversed(range(len(LENGTHS))):
+            found = sorted({p for key in mine if key[0] == column for p in self._by_hash.get(key, ())})
+            if found:
+                return self._best(found, tokens, number)
+        return None, "no capture of the served side starts with its tokens"
+
+    def _best(self, found: list[int], tokens: Callable[[], Ints], number: int) -> tuple[Served | None, str | None]:
+        if len(found) > 1:
+            known = tokens()
+            scores = {}
+            for place in found[:200]:
+                theirs = self._served[place].tokens()
+                common = max(common_prefix(known[a:], theirs[b:]) for a in STARTS for b in STARTS)
+                scores[place] = common, -abs(len(theirs) - len(known))
+            top = max(scores.values())
+            found = [place for place, score in scores.items() if score == top]
+        if len(found) > 1:
+            same = [p for p in found if _number(self._served[p].source) == number]
+            found = same if len(same) == 1 else found
+        if len(found) > 1:
+            names = ", ".join(self._served[place].source.name for place in found[:3])
+            return None, f"{len(found)} captures share equally many tokens with it: {names}"
+        return self._served[found[0]], None
+
+
+def _number(source: Source) -> int | None:
+    if source.number is not None:
+        return source.number
+    digits = "".join(c if c.isdigit() else " " for c in Path(source.path).name.split(".", 1)[0]).split()
+    return int(digits[0]) if len(digits) == 1 and len(digits[0]) <= 12 else None
+
+
+def _stamp(*files: Path) -> str:
+    parts = []
+    for file in files:
+        try:
+            about = os.stat(file)
+        except OSError:
+            continue
+        parts.append(f"{about.st_size}.{about.st_mtime_ns}")
+    return "/".join(parts)

@@ -95,7 +95,9 @@ def _draw_curves(axes: Any, result: Result, measure: Measure) -> None:
             axes.plot(position[order], np.array(slot.series.norm_reference)[order], "--", color=line.get_color())
         else:
             axes.plot(position[order], np.array(getattr(slot.series, measure))[order], label=label)
-    if measure == "norm":
+    if measure == "cosine":
+        axes.ticklabel_format(axis="y", useOffset=False)
+    elif measure == "norm":
         axes.set_yscale("log")
     elif measure == "rel_l2":
         axes.set_yscale("symlog", linthresh=1e-4)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from drafttrace.compare.facts import Facts
-from drafttrace.compare.findings import conditions, copies, inside, rows, tokens, tracer, values, wiring
+from drafttrace.compare.findings import conditions, copies, embedding, inside, rows, tokens, tracer, values, wiring
 from drafttrace.compare.findings.base import Finder, in_order
 from drafttrace.compare.findings.level import Ending, conclusion, find_unexplained
 from drafttrace.compare.judge import overall
@@ -16,6 +16,7 @@ FINDERS: tuple[Finder, ...] = (
     copies.find,
     tokens.find,
     inside.find,
+    embedding.find,
     conditions.find,
     tracer.find,
 )

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from drafttrace.compare.copies import rank_count
 from drafttrace.compare.facts import VALUE, Explanation, Facts, StreamFacts
 from drafttrace.compare.findings.base import finding, name_slots
 from drafttrace.compare.hypotheses import Fit, describe_gain, gain_kind
@@ -111,6 +112,11 @@ def _text(name: str, who: str, one: bool, e: Explanation, facts: Facts) -> tuple
         for word, value in (("sqrt(H)", root**0.5), ("1/sqrt(H)", root**-0.5)):
             if abs(factor / value - 1) < 0.02:
                 near = f", which is {word} for H = {root}"
+        ranks = rank_count(facts.left)
+        if ranks > 1 and min(abs(factor / ranks - 1), abs(factor * ranks - 1)) < 0.02:
+            near = (
+                f", and the server has {ranks} ranks: what all of them hold alike was added up, or divided by them"
+            )
         return (
             f"{who} {is_} {of} times {factor:.4g}{near}: one number explains the difference.",
             "Apply the same multiplier on both sides: the embedding scale (sqrt(H)) or the target's muP multipliers are "

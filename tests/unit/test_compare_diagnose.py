@@ -555,6 +555,31 @@ def test_decode_positions_that_do_not_follow_the_extend_are_named() -> None:
     assert look(DraftRows(late, {}, {})).findings[0].id == "position-seam"
 
 
+def test_a_factor_that_is_the_number_of_ranks_is_told_as_such() -> None:
+    left = faults.scaled(2.0)(trace())
+    found = diff(replace(left, about={**left.about, "server_args": {"tp_size": 2}}), dumped(NOISY, BASE))
+    assert found.findings[0].id == "scale" and "the server has 2 ranks" in found.findings[0].summary
+    assert "ranks" not in diff(left, dumped(NOISY, BASE)).findings[0].summary
+
+
+def test_a_draft_that_embeds_some_tokens_otherwise_than_the_target_is_named() -> None:
+    left = served(WORLD, BASE, about=ABOUT)
+    assert left.embed is not None
+    count = len(left.table)
+
+    def with_embeddings(values: np.ndarray) -> Capture:
+        draft = DraftRows(left.table, {"embed_in": bf16(values)}, {"embed_in": np.ones(count, np.bool_)})
+        return replace(left, draft=draft, probes=(Probe("fc_in", 2, 2, 9, 0),))
+
+    rows = left.embed.rows.floats()
+    no_fault(diff(with_embeddings(rows), None))
+    no_fault(diff(with_embeddings(rows * 1.5), None))  # a draft with an embedding of its own
+    some = rows.copy()
+    some[7] = rows[3]
+    found = diff(with_embeddings(some), None)
+    assert found.findings[0].id == "stale-rows" and "98% of the rows" in found.findings[0].summary
+
+
 def test_a_probe_that_never_fired_and_dropped_rows_are_told() -> None:
     probes = (Probe("target/aux", 10, 0, 0, 0), Probe("draft/fc_in", 10, 10, 90, 4))
     found = diff(replace(trace(), probes=probes, complete=False), dumped(NOISY, BASE))

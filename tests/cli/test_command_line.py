@@ -25,6 +25,7 @@ COMMANDS = (
     "record",
     "watch",
     "diff",
+    "audit",
     "inspect",
     "check",
     "replay",
@@ -97,7 +98,11 @@ def example_commands() -> list[str]:
 
 
 # What needs a live server is run by tests/live; `reference` and `doctor` need a good deal of time or SGLang.
-OFFLINE = [line for line in example_commands() if line.split()[1] not in {"serve", "record", "watch"}]
+OFFLINE = [
+    line
+    for line in example_commands()
+    if line.split()[1] not in {"serve", "record", "watch"} and not re.search(r"https?://|--ray", line)
+]
 
 
 @pytest.fixture
@@ -109,10 +114,13 @@ def desk(tmp_path: Path) -> Path:
         "again_2.h5": KIMI / "fixed.h5",
         "data_0.pt": KIMI / "dump/data_0.pt",
         "data_config.json": KIMI / "dump/data_config.json",
+        "dump": KIMI / "dump",
         "target": PAIR / "target",
         "draft": PAIR / "draft",
     }.items():
         (tmp_path / name).symlink_to(source)
+    (tmp_path / "traces").mkdir()
+    (tmp_path / "traces/trace.h5").symlink_to(KIMI / "as-trained.h5")
     done = run("diff", "trace.h5", "data_0.pt", "--json", "result.json", "--quiet", cwd=tmp_path)
     assert done.returncode == 1 and done.stdout == ""
     return tmp_path

@@ -19,6 +19,7 @@ from drafttrace.compare.wording import (
     alignment_line,
     group_line,
     limit_lines,
+    measure_line,
     number,
     oddities,
     remedies,
@@ -72,6 +73,7 @@ def parts(result: Result, width: int) -> Iterator[RenderableType]:
 
 def _below_the_table(result: Result) -> Iterator[str]:
     """What the numbers were judged by, and what medians hide."""
+    yield from (line for slot in (*result.slots, *result.others) if (line := measure_line(slot)) is not None)
     yield from limit_lines(result)
     yield from oddities(result)
     for slot in result.slots:

@@ -171,6 +171,18 @@ def measure_cells(slot: SlotResult) -> tuple[str, ...]:
     )
 
 
+def measure_line(slot: SlotResult) -> str | None:
+    """The measures that the table of medians leaves out; None for a slot without rows."""
+    if slot.rows == 0:
+        return None
+    cells = dict(zip(MEASURES, measure_cells(slot), strict=True))
+    return (
+        f"{_titled(slot)}, {slot.rows} rows: rel L2 p99 {cells['rel L2 p99']}, max {cells['rel L2 max']}; cosine p01 "
+        f"{cells['cosine p01']}, trimmed {cells['trimmed p01']} (without {cells['left out']}); max abs {cells['max abs']}; "
+        f"{cells['ulp p50']} bf16 steps, p99 {cells['ulp p99']}"
+    )
+
+
 GROUPS = ("slot", "rows of", "count", "cosine", "trimmed", "rel L2", "p99", "ratio")
 
 

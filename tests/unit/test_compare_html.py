@@ -85,6 +85,39 @@ def test_the_page_is_a_picture_of_some_colours(tmp_path: Path) -> None:
     assert shot.stat().st_size > 60_000
 
 
+PROBE = """<script>
+const wide = document.documentElement.scrollWidth - innerWidth;
+const tile = document.querySelector("#sweep .tile");
+document.documentElement.dataset.over = String(Math.max(0, wide));
+document.documentElement.dataset.tile = tile.getAttribute("fill");
+document.documentElement.dataset.shown = String(document.querySelectorAll("#rel-plot .limit").length);
+const slot = document.querySelector("#series [name=slot]");
+slot.value = "1"; slot.dispatchEvent(new Event("change"));
+document.querySelector("#series [name=trimmed]").click();
+document.documentElement.dataset.chosen = String(document.querySelectorAll("#rel-plot .limit").length);
+document.documentElement.dataset.lines = String(document.querySelectorAll("#cosine-plot path").length);
+const find = document.querySelector("#worst input");
+find.value = "no such token"; find.dispatchEvent(new Event("input"));
+document.documentElement.dataset.found = document.querySelector("#worst .count").textContent;
+</script></body>"""
+
+
+@pytest.mark.parametrize("window", ["420,900", "1240,900"])
+@pytest.mark.parametrize("scheme", ["0", "1"])  # dark, light
+def test_the_page_fits_its_window_and_its_filters_work(window: str, scheme: str, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    page.write_text(report_html.render(mismatch()).replace("</body>", PROBE), encoding="utf-8")
+    more = (f"--window-size={window}", f"--blink-settings=preferredColorScheme={scheme}", "--dump-dom")
+    done = browse(page, tmp_path / "profile", *more)
+    said = dict(re.findall(r'data-(\w+)="([^"]*)"', done.stdout[: done.stdout.index("<head")]))
+    assert "CONSOLE" not in done.stderr, done.stderr
+    assert said["over"] == "0", said
+    assert (said["shown"], said["chosen"], said["lines"]) == ("0", "2", "1")
+    assert said["found"] == "0 of 48 rows"
+    lightness = int(float(re.findall(r"([\d.]+)%\)$", said["tile"])[0]))
+    assert lightness < 70 if scheme == "0" else lightness > 20
+
+
 def test_the_page_asks_the_network_for_nothing() -> None:
     text = report_html.render(mismatch())
     assert "default-src 'none'" in text

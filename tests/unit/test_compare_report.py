@@ -59,6 +59,9 @@ def test_the_table_shows_numbers_beside_what_they_are_judged_against() -> None:
     assert header.split() == names.split()
     assert re.search(r"aux/0 = B2 +hidden_states\[0\] = B0 .* 0\.0500 .*MISMATCH", text)
     flat = " ".join(text.split())
+    assert re.search(
+        r"slot 1, 40 rows: rel L2 p99 [\d.]+, max .* \(without 2 channels\); max abs .* bf16 steps, p99", flat
+    )
     assert "limits: the default limits, and the neighbouring boundary at 0.1" in flat
     assert re.search(r"aux/0 = B2 \(margin exact, 1\.7x proves it\)", flat)
 

@@ -17,7 +17,7 @@ from drafttrace.compare.wording import (
     VERDICTS,
     acceptance_line,
     alignment_line,
-    limit_lines,
+    limits_line,
     oddities,
     remedies,
 )
@@ -81,8 +81,8 @@ def _body(result: Result) -> Iterator[str]:
             yield from _finding(place, finding, remedy)
         yield "</section>"
     yield '<section class="card" id="slots"><h2>Slots</h2>'
-    lines = (*limit_lines(result), *oddities(result))
-    yield from (f'<div class="dim">{html.escape(line)}</div>' for line in lines)
+    lines = (limits_line(result), *oddities(result))
+    yield from (f'<div class="dim">{html.escape(line)}</div>' for line in lines if line is not None)
     yield "</section>"
     yield _HEAT.format(id="sweep", title="Slot × boundary")
     yield _HEAT.format(id="matrix", title="Slot × slot")

@@ -21,7 +21,7 @@ from drafttrace.compare.wording import (
     alignment_line,
     cosine,
     group_rows,
-    limit_lines,
+    limits_line,
     measure_cells,
     number,
     oddities,
@@ -92,12 +92,13 @@ def _head(result: Result) -> Iterator[str]:
         yield from _table(HEADERS, [slot_cells(slot) for slot in (*result.slots, *result.others)])
         yield ""
         yield (
-            "Medians over rows; `trimmed` is the cosine without massive channels; `match to` and `noise to` are what "
-            "`rel L2` was judged by. `= B3` was measured, `(says B3)` is only declared."
+            "Medians over rows; `trimmed` is the cosine without massive channels; `limits` are what `rel L2` was "
+            "judged by (match/noise). `= B3` was measured, `(says B3)` is only declared."
         )
         yield ""
-    for line in (*limit_lines(result), *oddities(result)):
-        yield f"* {text(line)}"
+    for line in (limits_line(result), *oddities(result)):
+        if line is not None:
+            yield f"* {text(line, 800)}"
     yield f"* {text(alignment_line(result), 800)}"
     acceptance = acceptance_line(result)
     if acceptance is not None:

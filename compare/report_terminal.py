@@ -18,7 +18,7 @@ from drafttrace.compare.wording import (
     acceptance_line,
     alignment_line,
     group_line,
-    limit_lines,
+    limits_line,
     measure_line,
     number,
     oddities,
@@ -30,7 +30,7 @@ from drafttrace.compare.wording import (
 )
 
 _STYLE = {"match": "bold green", "noise": "bold yellow", "mismatch": "bold red", "incomparable": "bold magenta"}
-_NARROW = 104
+_NARROW = 98
 
 
 def render(result: Result, console: Console) -> None:
@@ -74,7 +74,9 @@ def parts(result: Result, width: int) -> Iterator[RenderableType]:
 def _below_the_table(result: Result) -> Iterator[str]:
     """What the numbers were judged by, and what medians hide."""
     yield from (line for slot in (*result.slots, *result.others) if (line := measure_line(slot)) is not None)
-    yield from limit_lines(result)
+    limits = limits_line(result)
+    if limits is not None:
+        yield limits
     yield from oddities(result)
     for slot in result.slots:
         if (slot.verdict == "match" and not slot.outlier_rows) or 2 * slot.outlier_rows > slot.rows:

@@ -15,8 +15,7 @@ HEADERS = (
     "cosine",
     "trimmed",
     "rel L2",
-    "match to",
-    "noise to",
+    "limits",
     "norm L",
     "norm R",
     "ratio",
@@ -70,13 +69,16 @@ def slot_cells(slot: SlotResult) -> tuple[str, ...]:
         cosine(slot.cosine.p50),
         cosine(slot.cosine_trimmed.p50),
         number(slot.rel_l2.p50),
-        number(slot.judged.match_limit),
-        number(slot.judged.noise_limit),
+        f"{_limit(slot.judged.match_limit)}/{_limit(slot.judged.noise_limit)}",
         number(slot.norm_left.p50),
         number(slot.norm_reference.p50),
         number(slot.norm_ratio.p50),
         VERDICTS.get(slot.verdict, slot.verdict),
     )
+
+
+def _limit(value: float) -> str:
+    return f"{value:.2g}" if math.isfinite(value) else "-"
 
 
 def remedies(result: Result) -> list[str]:
@@ -101,14 +103,13 @@ def alignment_line(result: Result) -> str:
     return text
 
 
-def limit_lines(result: Result) -> Iterator[str]:
-    """What the limits of every slot rest on; told once where all slots have the same."""
+def limits_line(result: Result) -> str | None:
+    """What the limits rest on: told once where all slots have the same; None without slots."""
     reasons: dict[str, list[str]] = {}
     for slot in (*result.slots, *result.others):
         reasons.setdefault(slot.judged.against, []).append(_titled(slot))
-    for reason, names in reasons.items():
-        who = "" if len(reasons) == 1 else f" of {', '.join(names)}"
-        yield f"limits{who}: {reason}"
+    told = [reason if len(reasons) == 1 else f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
+    return f"limits of rel L2 (match/noise): {'; '.join(told)}" if told else None
 
 
 def oddities(result: Result) -> Iterator[str]:

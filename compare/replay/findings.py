@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from drafttrace.compare.audit.subject import Subject, fault, note
 from drafttrace.compare.audit.wiring_checks import difference_findings
-from drafttrace.compare.replay.live import LiveComparison
+from drafttrace.compare.replay.live import LiveComparison, Stage
+from drafttrace.compare.replay.proposals import ProposedBy
 from drafttrace.compare.replay.result import VariantRow
 from drafttrace.compare.replay.score import WiringScore
 from drafttrace.compare.replay.texts import Key, keys_name
@@ -226,6 +227,9 @@ def live_findings(live: LiveComparison | None, expected: float) -> Iterator[Find
             if at.equal_top1 is not None
             else f"cosine {at.cosine_p50:.4f}"
         )
+        if live.proposed_by is not None:
+            yield _proposals(live.proposed_by, at)
+            return
         yield fault(
             "downstream",
             0.9,
@@ -244,6 +248,27 @@ def live_findings(live: LiveComparison | None, expected: float) -> Iterator[Find
             "If that is less than training promised, look at the wiring and the text, not at the draft's forward.",
             {"observed": observed, "expected": expected},
         )
+
+
+def _proposals(by: ProposedBy, at: Stage) -> Finding:
+    """The states agree and the proposals do not, and another head or map gives those that the server made."""
+    evidence = {"step": at.step, "rows": at.rows, "equal_first_choices": at.equal_top1, "explained_by": by}
+    before = f"The live draft's states are the replay's, and its proposals are not ({at.equal_top1:.1%} of {at.rows} alike)"
+    if by == "no vocabulary map":
+        return fault(
+            "vocab-map-missing",
+            0.95,
+            f"{before}: every draft id was taken for a target id.",
+            "The server lost d2t: look at whether the checkpoint that it loaded has it (drafttrace check).",
+            evidence,
+        )
+    return fault(
+        "weights-replaced",
+        0.95,
+        f"{before}: they are what {by} makes of these states. The server replaced the draft's own lm_head.",
+        "Look at what shares the target's head with the draft when it is loaded; the checkpoint's own head must stay.",
+        evidence,
+    )
 
 
 def _place(tensor: str, step: int) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from drafttrace.compare.replay.loading import Replayer, step_tokens
+from drafttrace.compare.replay.proposals import ProposedBy, proposed_by
 from drafttrace.compare.replay.switches import Switches
 from drafttrace.compare.replay.texts import Key, Text
 from drafttrace.tracer.capture import Accepted, Capture, DraftRows, Ints, Phase
@@ -53,6 +54,7 @@ class LiveComparison:
     """All stages in the order of the computation, and the first at which they part (None: they agree).
 
     accept_lengths: observed per round, bonus included. steps: draft steps of the server, as the trace shows them.
+    proposed_by: the head or map that explains the proposals, where they are the first to part.
     """
 
     stages: tuple[Stage, ...]
@@ -60,6 +62,7 @@ class LiveComparison:
     accept_lengths: tuple[int, ...]
     steps: int
     topk: int
+    proposed_by: ProposedBy | None = None
 
     @property
     def observed(self) -> float | None:
@@ -109,14 +112,20 @@ def compare_live(
         scores = model.logits(done[step].normed[0])
         stages.append(_proposals(step, targets[scores.argmax(-1).numpy()][rows], draft, live))
     kept = tuple(stage for stage in stages if stage is not None)
+    parted = next((stage for stage in kept if stage.parted), None)
+    explained = None
+    if parted is not None and parted.tensor == "proposal":
+        at, live = _grouped(places)[parted.step, 0]
+        explained = proposed_by(replayer, done[parted.step].normed[0][torch.from_numpy(at)], draft, live, switches)
     request = capture.about.get("request")
     counts = request.get("accept_counts") if isinstance(request, dict) else None
     return LiveComparison(
         stages=kept,
-        parted=next((stage for stage in kept if stage.parted), None),
+        parted=parted,
         accept_lengths=tuple(int(k) for k in counts) if isinstance(counts, list) else (),
         steps=draft_steps(capture),
         topk=_topk(draft),
+        proposed_by=explained,
     )
 
 

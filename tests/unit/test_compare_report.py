@@ -55,14 +55,14 @@ def test_piped_output_has_no_escapes_and_a_terminal_has() -> None:
 def test_the_table_shows_numbers_beside_what_they_are_judged_against() -> None:
     text = terminal(INCIDENT, 140)
     header = next(line for line in text.splitlines() if line.startswith("slot"))
-    names = "slot left reference cosine trimmed rel L2 match to noise to norm L norm R ratio verdict"
+    names = "slot left reference cosine trimmed rel L2 limits norm L norm R ratio verdict"
     assert header.split() == names.split()
-    assert re.search(r"aux/0 = B2 +hidden_states\[0\] = B0 .* 0\.0500 .*MISMATCH", text)
+    assert re.search(r"aux/0 = B2 +hidden_states\[0\] = B0 .* 0\.05/0\.\d+ .*MISMATCH", text)
     flat = " ".join(text.split())
     assert re.search(
         r"slot 1, 40 rows: rel L2 p99 [\d.]+, max .* \(without 2 channels\); max abs .* bf16 steps, p99", flat
     )
-    assert "limits: the default limits, and the neighbouring boundary at 0.1" in flat
+    assert "limits of rel L2 (match/noise): the default limits, and the neighbouring boundary at 0.1" in flat
     assert re.search(r"aux/0 = B2 \(margin exact, 1\.7x proves it\)", flat)
 
 

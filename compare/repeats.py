@@ -22,6 +22,7 @@ from drafttrace.tracer.rows import Rows
 LAST = -1
 _NEAR = 0.03  # relative L2 below which a row of another pass counts as the same state (bf16 kernels lie below it)
 _MOST_ODD = 128
+_MOST_TOLD = 64
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ class Borrowed:
 def find_repeats(capture: Capture) -> tuple[Repeat, ...]:
     """Every group of equal rows in the slots and the last state of a capture."""
     found: list[Repeat] = []
+    table = _Table(capture)
     for slot, rows, present in _states(capture):
         keys = _keys(rows, present)
         groups = [group for group in _grouped(keys).values() if len(group) > 1]
@@ -79,7 +81,7 @@ def find_repeats(capture: Capture) -> tuple[Repeat, ...]:
             continue
         groups = most or groups
         for group in groups:
-            at = sorted(rows_at(capture, group), key=lambda one: (one.frame, one.row))
+            at = sorted((table.at(int(i)) for i in group), key=lambda one: (one.frame, one.row))
             repeat = Repeat(slot, tuple(at[:64]), len(group), int(present.sum()))
             if repeat.copies:
                 found.append(repeat)
@@ -94,10 +96,11 @@ def find_borrowed(
     odd: per slot the row numbers that do not fit the reference; for these a nearly equal row counts too.
     """
     found: list[Borrowed] = []
-    held = list(_states(capture))
+    held, table = list(_states(capture)), _Table(capture)
     for other in others:
         if _same_request(capture, other):
             continue
+        there = _Table(other)
         theirs = {slot: (rows, present) for slot, rows, present in _states(other)}
         for slot, rows, present in held:
             if slot not in theirs or theirs[slot][0].width != rows.width:
@@ -110,31 +113,31 @@ def find_borrowed(
             known = {a for a, _ in equal}
             wanted = np.array([r for r in odd.get(slot, ()) if r not in known][:_MOST_ODD], np.int64)
             pairs += _near_rows(capture, rows, wanted, other, *theirs[slot])
-            for a, b, distance in pairs:
-                [row], [source] = rows_at(capture, [a]), rows_at(other, [b])
-                found.append(Borrowed(slot, row, other.path, source, distance))
+            found += [Borrowed(slot, table.at(a), other.path, there.at(b), d) for a, b, d in pairs[:_MOST_TOLD]]
     return tuple(found)
 
 
-def rows_at(capture: Capture, index: Iterable[int]) -> list[RowAt]:
-    """Who some rows of the table are."""
-    table, padded = capture.table, capture.padded
-    first: dict[int, int] = {}
-    for row, frame in enumerate(table.frame.tolist()):
-        first.setdefault(frame, row)
-    return [
-        RowAt(
-            row=int(i),
-            position=int(table.position[i]),
-            token_id=int(table.token_id[i]),
-            round=int(table.round[i]),
-            frame=int(table.frame[i]),
-            place=int(i) - first[int(table.frame[i])],
-            padded=bool(padded[i]) if padded is not None else False,
-            accepted=bool(table.accepted[i] == Accepted.ACCEPTED),
+class _Table:
+    """Who the rows of a capture are."""
+
+    def __init__(self, capture: Capture) -> None:
+        self._table, self._padded = capture.table, capture.padded
+        frames, first = np.unique(capture.table.frame, return_index=True)
+        self._first = dict(zip(frames.tolist(), first.tolist(), strict=True))
+
+    def at(self, row: int) -> RowAt:
+        table = self._table
+        frame = int(table.frame[row])
+        return RowAt(
+            row=row,
+            position=int(table.position[row]),
+            token_id=int(table.token_id[row]),
+            round=int(table.round[row]),
+            frame=frame,
+            place=row - self._first[frame],
+            padded=bool(self._padded[row]) if self._padded is not None else False,
+            accepted=bool(table.accepted[row] == Accepted.ACCEPTED),
         )
-        for i in index
-    ]
 
 
 def _states(capture: Capture) -> Iterator[tuple[int, Rows, Bools]]:
@@ -174,16 +177,13 @@ def _all_equal(rows: Rows, group: Ints) -> bool:
 
 def _depends_on_the_token(capture: Capture, keys: npt.NDArray[np.int64]) -> bool:
     """Whether rows of one token at different positions are equal throughout: then the state is an embedding."""
-    table = capture.table
-    count = len(keys)
-    pairs, equal = 0, 0
-    for token in np.unique(table.token_id[:count]):
-        where = np.flatnonzero((table.token_id[:count] == token) & (keys != 0))
-        if len(where) < 2 or len(np.unique(table.position[where])) < 2:
-            continue
-        pairs += 1
-        equal += len(np.unique(keys[where])) == 1
-    return pairs > 0 and equal > pairs // 2
+    known = np.flatnonzero(keys)
+    token, position, key = capture.table.token_id[known], capture.table.position[known], keys[known]
+    order = np.lexsort((key, position, token))
+    token, position, key = token[order], position[order], key[order]
+    pairs = (token[1:] == token[:-1]) & (position[1:] != position[:-1])
+    equal = pairs & (key[1:] == key[:-1])
+    return bool(pairs.any()) and 2 * int(equal.sum()) > int(pairs.sum())
 
 
 def _same_request(one: Capture, two: Capture) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
@@ -162,3 +163,31 @@ def test_exact_ties_are_no_difference(tmp_path: Path) -> None:
     tied[:, 1] = 8.9
     live = replay(same, world.draft, world.target, switches=False).live
     assert live is not None and live.parted is not None and live.parted.tensor == "proposal"
+
+
+def with_head(replayer: Replayer, head: torch.Tensor) -> Replayer:
+    """The same draft with another head."""
+    model = copy.copy(replayer.model)
+    model.weights = {**replayer.model.weights, "lm_head.weight": head}
+    return dataclasses.replace(replayer, model=model)
+
+
+@pytest.mark.parametrize(
+    ("first_rows", "by"), [(True, "from its first row on"), (False, "the target's head makes")]
+)
+def test_the_target_s_head_in_the_draft_s_place_is_named(tmp_path: Path, first_rows: bool, by: str) -> None:
+    """It was "downstream": the audit cannot see it either, because the checkpoint's head is right."""
+    world, replayer = pair(tmp_path)
+    rows = replayer.parts.checkpoint.floats(replayer.parts.head)
+    chosen = np.arange(replayer.draft_vocabulary) if first_rows else replayer.targets(Switches())
+    capture = served(world, with_head(replayer, torch.from_numpy(rows[chosen])), honest)
+    (found,) = replay(capture, world.draft, world.target, switches=False).faults
+    assert found.id == "weights-replaced" and by in found.summary.replace("they are what ", ""), found.summary
+
+
+def test_draft_ids_that_were_taken_for_target_ids_are_named(tmp_path: Path) -> None:
+    world, replayer = pair(tmp_path)
+    assert replayer.d2t is not None
+    capture = served(world, dataclasses.replace(replayer, d2t=None), honest)
+    (found,) = replay(capture, world.draft, world.target, switches=False).faults
+    assert found.id == "vocab-map-missing"

@@ -5,7 +5,7 @@ PY := .venv/bin/python
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 REQUIREMENTS := tests/sglang_cpu/requirements.txt tests/sglang_cpu/requirements-nodeps.txt tests/requirements.txt
 
-.PHONY: demo test test-fast faults test-peers bench-recorder docs docs-pages docs-output docs-picture dist release-notes lint lint-types clean env
+.PHONY: demo test test-fast faults test-peers bench bench-recorder docs docs-pages docs-output docs-picture dist release-notes lint lint-types clean env
 
 env: .venv/.ready
 
@@ -37,6 +37,10 @@ faults: .venv/.ready
 # The dump layouts against the projects' own readers and writers, which are fetched with pip; not part of `make test`.
 test-peers: .venv/.ready
 	$(PY) -m pytest tests/peers -m peers
+
+# Every speed figure as a ratio of paired runs, beside what people would use instead. Wants a quiet machine.
+bench: .venv/.ready
+	$(PY) -m bench.speed --json bench/speed.json
 
 bench-recorder: .venv/.ready
 	$(PY) bench/recorder.py

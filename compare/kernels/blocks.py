@@ -8,8 +8,10 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import numpy as np
+import numpy.typing as npt
 
 from drafttrace.compare.kernels import native
 from drafttrace.compare.kernels.hashes import Hashes, plain_hashes
@@ -68,6 +70,9 @@ def measure(
                 for a, b in itertools.pairwise(cuts):
                     out = output.part(start + a, start + b)
                     team.give(left, first[a:b], right, second[a:b], slot.massive, out)
+    for slot, output in zip(slots, outputs, strict=True):
+        _remember(slot.left, left_index, output.hashes[:, 0])
+        _remember(slot.right, right_index, output.hashes[:, 1])
     return outputs
 
 
@@ -94,7 +99,22 @@ def spans(left_index: Ints, right_index: Ints, step: int) -> Iterator[tuple[int,
 
 
 def hash_rows(rows: Rows, index: Ints, block_bytes: int, *, factors: bool = True) -> Hashes:
-    """Hashes of the rows ``index``, with or without the compiled kernel; without ``factors`` of their bytes alone."""
+    """Hashes of the rows ``index``, with or without the compiled kernel; without ``factors`` of their bytes alone.
+
+    Rows that were measured are not read again.
+    """
+    scaled = len(rows) > 0 and rows.scale(0, 1) is not None
+    known = _known.get(rows) if factors or not scaled else None
+    found = np.zeros(len(index), np.uint64)
+    missing = np.arange(len(index))
+    if known is not None:
+        found, there = known[0][index], known[1][index]
+        missing = np.flatnonzero(~there)
+    found[missing] = _hashes_read(rows, index[missing], block_bytes, factors)
+    return found
+
+
+def _hashes_read(rows: Rows, index: Ints, block_bytes: int, factors: bool) -> Hashes:
     step = max(16, block_bytes // max(1, rows.width * rows.dtype.storage.itemsize))
     parts = []
     for start, stop in spans(index, index, step):
@@ -107,6 +127,15 @@ def hash_rows(rows: Rows, index: Ints, block_bytes: int, *, factors: bool = True
             scale = None if found.scale is None else found.scale[where]
             parts.append(plain_hashes(found.raw[where], scale))
     return np.concatenate(parts) if parts else np.empty(0, np.uint64)
+
+
+# Per matrix of rows that was measured: its rows' hashes ``[n]`` and which of them are known.
+_known: WeakKeyDictionary[Rows, tuple[Hashes, npt.NDArray[np.bool_]]] = WeakKeyDictionary()
+
+
+def _remember(rows: Rows, index: Ints, hashes: Hashes) -> None:
+    values, there = _known.setdefault(rows, (np.zeros(len(rows), np.uint64), np.zeros(len(rows), np.bool_)))
+    values[index], there[index] = hashes, True
 
 
 class _Team:

@@ -371,3 +371,19 @@ def test_sums_of_rows_in_memory_with_and_without_the_kernel(monkeypatch: pytest.
     second = row_sums(x, y, np.array([0, 299]))
     for name in ("xx", "yy", "xy", "dd", "trimmed_xx", "trimmed_yy", "trimmed_xy"):
         np.testing.assert_allclose(getattr(first, name), getattr(second, name), rtol=1e-12, err_msg=name)
+
+
+@needs_kernel
+def test_rows_that_were_measured_are_not_read_again_for_their_hashes() -> None:
+    rows, other = (ArrayRows(sample(DType.BF16, 30, 16, k), DType.BF16) for k in (0, 1))
+    index = np.arange(5, 25)
+    measure_rows(rows, index, other, index)
+    known = plain_hashes(rows.raw(0, 30), None)
+    read: list[int] = []
+    original = rows.raw
+    rows.raw = lambda start, stop: (read.append(stop - start), original(start, stop))[1]  # type: ignore[method-assign]
+    np.testing.assert_array_equal(blocks.hash_rows(rows, np.arange(30)[::-1].copy(), 1 << 20), known[::-1])
+    assert sum(read) <= 30 and read != []
+    read.clear()
+    np.testing.assert_array_equal(blocks.hash_rows(rows, index, 1 << 20), known[index])
+    assert read == []

@@ -109,3 +109,25 @@ def test_help_imports_neither_torch_nor_sglang(arguments: tuple[str, ...]) -> No
     modules = loaded_by(*arguments)
     assert "drafttrace" in modules
     assert not modules & {"torch", "sglang", "transformers", "numpy", "h5py", "numba"}
+
+
+TRACES = ROOT / "traces"
+CHEAP_PATHS = [
+    ("inspect", TRACES / "tiny-llama/healthy.h5"),
+    ("inspect", TRACES / "tiny-llama/dump/hidden_states/hs_0.safetensors"),
+    ("inspect", TRACES / "tiny-kimi/dump/data_0.pt"),
+    ("diff", TRACES / "tiny-llama/healthy.h5", TRACES / "tiny-llama/dump/hidden_states/hs_0.safetensors"),
+    ("diff", TRACES / "tiny-kimi/fixed.h5", TRACES / "tiny-kimi/dump/data_0.pt"),
+]
+HEAVY = {
+    "torch", "transformers", "sglang", "numba", "llvmlite", "scipy", "pandas", "polars", "pyarrow", "datasets",
+    "matplotlib", "ray", "safetensors", "requests",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("arguments", CHEAP_PATHS, ids=lambda a: f"{a[0]} {a[-1].name}")
+def test_files_are_read_and_compared_without_heavy_modules(arguments: tuple[str | Path, ...]) -> None:
+    """Also a torch file: its pickle is read by drafttrace's own machine."""
+    modules = loaded_by(*map(str, arguments))
+    assert "h5py" in modules or "numpy" in modules
+    assert not modules & HEAVY

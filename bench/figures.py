@@ -1,0 +1,78 @@
+"""Figures of the speed benchmarks: ratios of paired runs, and what they are held against."""
+
+from __future__ import annotations
+
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One measured number and the target that it is held against (None: told for comparison only)."""
+
+    group: str
+    name: str
+    value: float
+    target: float | None
+    at_least: bool
+    unit: str
+    detail: str
+
+    @property
+    def good(self) -> bool:
+        if self.target is None:
+            return True
+        return self.value >= self.target if self.at_least else self.value <= self.target
+
+
+@dataclass(frozen=True)
+class Ran:
+    """One command: wall and processor seconds, the most memory it held (bytes), and its exit code."""
+
+    seconds: float
+    cpu: float
+    memory: int
+    code: int
+
+
+def run(command: Sequence[str], env: Mapping[str, str] | None = None, log: Path | None = None) -> Ran:
+    """Run a command with its output thrown away (or into ``log``)."""
+    with open(log or os.devnull, "wb") as out:
+        began = time.perf_counter()
+        child = subprocess.Popen(command, stdout=out, stderr=out, env={**os.environ, **(env or {})})
+        _pid, status, used = os.wait4(child.pid, 0)
+        seconds = time.perf_counter() - began
+    child.returncode = os.waitstatus_to_exitcode(status)
+    return Ran(seconds, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024, child.returncode)
+
+
+def paired(runs: int, *what: Callable[[], float]) -> list[list[float]]:
+    """``runs`` rounds of every measurement, the order turning from round to round; one list per measurement."""
+    found: list[list[float]] = [[] for _ in what]
+    for number in range(runs):
+        for k in range(len(what)):
+            turn = (k + number) % len(what)
+            found[turn].append(what[turn]())
+    return found
+
+
+def median_ratio(top: Sequence[float], bottom: Sequence[float]) -> float:
+    """Median over rounds of top / bottom."""
+    return statistics.median(a / b for a, b in zip(top, bottom, strict=True))
+
+
+def spread(values: Sequence[float], form: str = "{:.2f}") -> str:
+    """The values in order, for the detail of a figure."""
+    return " ".join(form.format(value) for value in sorted(values))
+
+
+def own_memory() -> int:
+    """The most memory this process held so far, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -194,7 +194,7 @@ _ENTRIES = (
     _cause(
         "rope-mismatch",
         "Rotary embeddings are parametrised otherwise than in training.",
-        "rope_theta or rope_scaling differ between draft and target config; the error grows with the position.",
+        "Draft and target config differ in rope_theta or rope_scaling; the error grows with the position.",
         "Give the draft's config the rope parameters of training.",
         "speculators#574",
     ),

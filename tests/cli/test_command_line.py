@@ -117,6 +117,8 @@ def desk(tmp_path: Path) -> Path:
         "dump": KIMI / "dump",
         "target": PAIR / "target",
         "draft": PAIR / "draft",
+        "dump": PAIR / "dump",
+        "traces": KIMI,
     }.items():
         (tmp_path / name).symlink_to(source)
     (tmp_path / "traces").mkdir()
@@ -126,6 +128,8 @@ def desk(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
+@pytest.mark.slow
 @pytest.mark.parametrize("line", OFFLINE)
 def test_the_examples_of_the_help_run(line: str, desk: Path) -> None:
     arguments = shlex.split(line)[1:]

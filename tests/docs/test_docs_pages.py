@@ -37,12 +37,14 @@ def by_page() -> dict[Path, list[blocks.Block]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", by_page(), ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_do_what_the_page_says(page: Path, desk: Path) -> None:
     for block in by_page()[page]:
         blocks.run_console(block, desk)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "page",
     [p for p in PAGES if any(b.language == "python" and not b.live and not b.not_run for b in blocks.blocks_of(p))],

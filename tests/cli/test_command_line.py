@@ -117,8 +117,6 @@ def desk(tmp_path: Path) -> Path:
         "dump": KIMI / "dump",
         "target": PAIR / "target",
         "draft": PAIR / "draft",
-        "dump": PAIR / "dump",
-        "traces": KIMI,
     }.items():
         (tmp_path / name).symlink_to(source)
     (tmp_path / "traces").mkdir()

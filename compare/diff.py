@@ -92,6 +92,12 @@ def measure_noise(one: Capture, two: Capture) -> Noise:
         raise NothingToCompare(
             f"The two noise recordings '{one.path}' and '{two.path}' share no rows; record the same prompt twice."
         )
+    far = max(result.slots, key=lambda slot: slot.rel_l2.p50, default=None)
+    if far is not None and far.rel_l2.p50 > DEFAULT.noise:
+        raise NothingToCompare(
+            f"The two noise recordings '{one.path}' and '{two.path}' differ by more than noise (slot {far.slot}: relative "
+            f"L2 {far.rel_l2.p50:.2g}, noise ends at {DEFAULT.noise:g}); compare them with drafttrace diff first."
+        )
     return Noise(
         f"{one.path} against {two.path}",
         tuple(slot.rel_l2.p50 for slot in result.slots),

@@ -19,7 +19,9 @@ from drafttrace.tracer.capture import Capture, Ints
 from drafttrace.tracer.chat_marks import ChatMarks
 
 MOST = 2
-_HEADER = 5
+_HEADER = 6
+_ROLES = ("assistant", "user", "system", "model", "tool", "developer", "human", "bot", "ai", "function", "ipython")
+Decode = Callable[[int], str]
 TEMPLATE, OTHER_MASK, PROMPT = "the chat template", "the other side's mask", "the request's prompt"
 
 
@@ -45,7 +47,7 @@ def find_mask_shifts(
     left: Capture,
     reference: Capture | None,
     marks: ChatMarks | None,
-    decode: Callable[[int], str] | None = None,
+    decode: Decode | None = None,
 ) -> tuple[MaskShift, ...]:
     """The masks of both sides that are moved. marks: what the tokenizer tells; without it only end marks are known."""
     found: list[MaskShift] = []
@@ -72,7 +74,7 @@ def spans(mask: Ints) -> list[tuple[int, int]]:
 
 
 def _by_template(
-    side: str, capture: Capture, marks: ChatMarks, decode: Callable[[int], str] | None
+    side: str, capture: Capture, marks: ChatMarks, decode: Decode | None
 ) -> tuple[MaskShift | None, int]:
     """(the shift that most answers show, answers that could be looked at)."""
     assert capture.mask is not None
@@ -92,20 +94,22 @@ def _by_template(
     return MaskShift(side, shift, TEMPLATE, first, first - shift, count, len(votes), both), len(votes)
 
 
-def _vote(
-    tokens: Ints, first: int, stop: int, marks: ChatMarks, decode: Callable[[int], str] | None
-) -> tuple[int, bool] | None:
+def _vote(tokens: Ints, first: int, stop: int, marks: ChatMarks, decode: Decode | None) -> tuple[int, bool] | None:
     """(shift, whether both ends show it) of one answer; None where its start cannot be told."""
     start = _start_shift(tokens, first, marks, decode)
     if start is None:
         return None
     end = _end_shift(tokens, stop, marks, start)
-    if start == 0 or end == start or (start < 0 and end == start - 1):  # the end mark itself may be left out
-        return start, end is not None
-    return (start, False) if end is None else (0, True)
+    if start == 0:
+        return 0, end is not None
+    if end == start or (start < 0 and end == start - 1):  # the end mark itself may be left out
+        return start, True
+    if end is not None:
+        return 0, True
+    return (start, False) if decode is not None else None  # a header's length that was guessed proves nothing alone
 
 
-def _start_shift(tokens: Ints, first: int, marks: ChatMarks, decode: Callable[[int], str] | None) -> int | None:
+def _start_shift(tokens: Ints, first: int, marks: ChatMarks, decode: Decode | None) -> int | None:
     """How far the mask's first token is from the first token after the header."""
     if first == 0:
         return None
@@ -118,24 +122,42 @@ def _start_shift(tokens: Ints, first: int, marks: ChatMarks, decode: Callable[[i
     return shift if abs(shift) <= MOST else None
 
 
-def _header_length(tokens: Ints, opener: int, marks: ChatMarks, decode: Callable[[int], str] | None) -> int:
-    """Tokens from an opening mark to the first token of the turn: as far as all turns agree, the role left aside."""
+def _header_length(tokens: Ints, opener: int, marks: ChatMarks, decode: Decode | None) -> int:
+    """Tokens from an opening mark to the first token of the turn: the role's name and the blank after it belong to it."""
+    if decode is not None:
+        return _header_by_text(tokens, opener, decode)
     same = [int(i) for i in np.flatnonzero(tokens == tokens[opener])]
     turns = same if len(same) > 1 else [i for i in range(1, len(tokens)) if tokens[i] in marks.opens]
-    length = 1
-    for step in range(1, _HEADER):
-        following = {int(tokens[i + step]) for i in turns if i + step < len(tokens)}
-        # Where the text is known, only blanks count: two turns may well begin with the same word.
-        if len(turns) > 1 and len(following) == 1 and (decode is None or _is_blank(following, marks, decode)):
-            length = step + 1
-    if len(turns) == 1 and decode is not None and opener + 1 < len(tokens):
-        length += _is_blank({int(tokens[opener + 1])}, marks, decode)
-    return length
+    heads = [tokens[i + 1 : i + _HEADER].tolist() for i in turns if i + 1 < len(tokens)]
+    if len(heads) < 2:
+        return 1
+    # Roles have names of different lengths; what stands behind each of them is the same token in all turns.
+    mine = tokens[opener + 1 : opener + _HEADER].tolist()
+    shared = [token for token in mine if all(token in head for head in heads)]
+    return mine.index(shared[0]) + 2 if shared else 1
 
 
-def _is_blank(tokens: set[int], marks: ChatMarks, decode: Callable[[int], str]) -> bool:
-    """Whether they are marks, or white space as :func:`drafttrace.tracer.tokenizer.printable` shows it."""
-    return all(t in marks.opens or not decode(t).replace("\\n", "").replace("\\t", "").strip() for t in tokens)
+def _header_by_text(tokens: Ints, opener: int, decode: Decode) -> int:
+    role, at = "", opener + 1
+    while at < min(len(tokens), opener + 1 + _HEADER):
+        piece = decode(int(tokens[at]))
+        if not _is_blank(piece):
+            role = (role + piece).strip().lower()
+            if not any(name.startswith(role) for name in _ROLES):
+                break
+        elif role and role not in _ROLES:
+            break
+        else:
+            while at < len(tokens) and _is_blank(decode(int(tokens[at]))):
+                at += 1
+            return at - opener
+        at += 1
+    return 1
+
+
+def _is_blank(text: str) -> bool:
+    """White space, as :func:`drafttrace.tracer.tokenizer.printable` shows it."""
+    return not text.replace("\\n", "").replace("\\t", "").strip()
 
 
 def _end_shift(tokens: Ints, stop: int, marks: ChatMarks, start: int) -> int | None:

@@ -340,6 +340,12 @@ def test_a_recorded_noise_floor_sets_the_limits() -> None:
     assert diff(trace(), dumped(WORLD.noisy(0.062, 4), BASE)).verdict == "noise"
 
 
+def test_two_recordings_with_a_fault_between_them_are_no_noise_floor() -> None:
+    """They would have made every later fault a match."""
+    with pytest.raises(NothingToCompare, match=r"differ by more than noise \(slot 1: relative L2"):
+        measure_noise(trace(), trace((0, 12, 12)))
+
+
 def test_thresholds_are_settable_and_checked() -> None:
     tight = parse_thresholds(["match=0.001", "neighbour_noise=0.01"])
     assert diff(trace(), dumped(NOISY, BASE), thresholds=tight).verdict == "mismatch"

@@ -20,8 +20,8 @@ from drafttrace.tracer.tokenizer import load_decoder
 WORLD = make_world(layers=4, tokens=48)
 ROOT = Path(__file__).resolve().parents[2]
 
-START, END, NEWLINE, USER, ASSISTANT, HEAD_END, BOS, THINK = 1, 2, 3, 4, 5, 6, 7, 8
-WORDS = {NEWLINE: "\\n", USER: "user", ASSISTANT: "assistant"}
+START, END, NEWLINE, USER, ASSISTANT, HEAD_END, BOS, THINK, ASS, ISTANT = range(1, 11)
+WORDS = {NEWLINE: "\\n", USER: "user", ASSISTANT: "assistant", ASS: "ass", ISTANT: "istant"}
 
 
 def decode(token: int) -> str:
@@ -41,6 +41,16 @@ def chatml(turns: int) -> list[list[tuple[int, int]]]:
             made.append(
                 [(START, 0), (role, 0), (NEWLINE, 0), *((w, keep) for w in text), (END, keep), (NEWLINE, 0)]
             )
+    return made
+
+
+def split_roles(turns: int) -> list[list[tuple[int, int]]]:
+    """As :func:`chatml`, in a vocabulary that has no token of its own for "assistant"; the last answer was cut."""
+    made = [
+        [(t, k) for token, k in turn for t in ((ASS, ISTANT) if token == ASSISTANT else (token,))]
+        for turn in chatml(turns)
+    ]
+    made[-1] = made[-1][:-3]
     return made
 
 
@@ -68,6 +78,7 @@ def two_marks(turns: int) -> list[list[tuple[int, int]]]:
 
 SHAPES: dict[str, tuple[Callable[[int], list[list[tuple[int, int]]]], ChatMarks]] = {
     "chatml": (chatml, ChatMarks(frozenset({START}), frozenset({END}))),
+    "split roles": (split_roles, ChatMarks(frozenset({START}), frozenset({END}))),
     "single marks": (single_marks, ChatMarks(frozenset({BOS, USER, ASSISTANT}), frozenset({END}))),
     "two marks": (two_marks, ChatMarks(frozenset({BOS, START, HEAD_END}), frozenset({END}))),
 }
@@ -135,6 +146,7 @@ def test_without_a_tokenizer_an_answer_that_follows_an_end_mark_at_once_is_seen(
 
 def test_two_masks_over_the_same_tokens_are_held_against_each_other() -> None:
     right, late = sample("chatml", 2), sample("chatml", 2, 1)
+    assert [m.shift for m in find_mask_shifts(right, late, SHAPES["chatml"][1], decode)] == [1]
     [shift] = find_mask_shifts(right, late, None)
     assert (shift.shift, shift.by) == (1, "the other side's mask")
     assert find_mask_shifts(right, right, None) == ()

@@ -54,6 +54,18 @@ def test_the_first_differing_row_is_named_and_missing_ones_are_not_compared() ->
     assert diff(served(WORLD, WIRING), dumped(WORLD, WIRING), ranks=[rank(0), rank(1)]).exit_code == 0
 
 
+def test_rows_that_a_rank_holds_in_another_order_are_rows_by_rank_and_no_divergence() -> None:
+    one, two = rank(0, 16), rank(1, 16)
+    for side in (one, two):
+        side.rows["frame"], side.rows["position"] = 0, np.arange(16)
+    moved = replace(two, hashes=np.roll(two.hashes, 8, axis=0))
+    found = compare_hashes([one, moved])
+    assert {(d.moved, d.differing) for d in found.divergences} == {(16, 16)}
+    assert {d.blocks.kind for d in found.divergences if d.blocks} == {"the ranks' blocks stand in another order"}
+    result = diff(served(WORLD, WIRING), dumped(WORLD, WIRING), ranks=[one, moved])
+    assert [f.id for f in result.findings if f.severity == "fault"] == ["rows-by-rank"]
+
+
 def test_branches_of_a_tree_at_one_position_are_told_apart() -> None:
     one, two = rank(0, 4), rank(1, 4)
     for side in (one, two):

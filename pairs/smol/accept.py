@@ -28,8 +28,8 @@ DRAFT = Path(__file__).parent / "draft"
 WIRINGS: Mapping[str, Sequence[int]] = {
     "as trained": RIGHT_IDS,
     "as the trainer left it": TRAINER_IDS,
-    "one slot one boundary late": [-1, 2, 16],
-    "every slot one boundary late": [0, 3, 16],
+    "one slot one boundary late": [-1, 15, 28],
+    "every slot one boundary late": [0, 16, 28],
 }
 
 

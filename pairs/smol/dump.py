@@ -1,7 +1,7 @@
 """Training dumps of the real pair, as three trainers lay them out: `python -m pairs.smol.dump --out FOLDER`.
 
 * `specforge`  SpecForge: `.ckpt` with the three slots side by side and last/post
-* `v1`         speculators v1: a list of states. As in the incident, the last of them is B28, one of the boundaries that
+* `v1`         speculators v1: a list of states. As in the incident, the last of them is B29, one of the boundaries that
                the trainer's ids name, and not the stream behind the last layer. `pairs/smol/dump` is of this kind
 * `arrow`      speculators now: safetensors beside an Arrow folder, B30 (before the final norm) as the last state
 
@@ -27,10 +27,10 @@ from pairs.smol.fetch import target_dir
 from pairs.smol.prompts import training_prompts
 from pairs.tokenizer import Encoded
 
-WIRING = (0, 3, 16)  # what the head was trained on
-SERVED = (3, 16, 28)  # what SGLang makes of TRAINER_IDS for a Llama: B(id + 1)
-TRAINER_IDS = [2, 15, 27]  # what the trainer wrote into the draft's configuration
-RIGHT_IDS = [-1, 2, 15]  # what it has to be for a Llama in SGLang 0.5.23
+WIRING = (0, 16, 28)  # what the head was trained on
+SERVED = (16, 28, 29)  # what SGLang makes of TRAINER_IDS for a Llama: B(id + 1)
+TRAINER_IDS = [15, 27, 28]  # what the trainer wrote into the draft's configuration
+RIGHT_IDS = [-1, 15, 27]  # what it has to be for a Llama in SGLang 0.5.23
 V1_IDS = [-1, *TRAINER_IDS]  # layer OUTPUTS; -1 is the embedding
 LAYOUTS = ("specforge", "v1", "arrow")
 NAME = "SmolLM2-135M-Instruct"

@@ -43,11 +43,13 @@ class Lesson:
 
 
 class Samples:
-    """Stored conversations with their states (memory-mapped) and the target's embedding, which is its head too."""
+    """Stored conversations with their states (memory-mapped) the target's embedding, which is its head too,
+    and its final norm."""
 
     def __init__(self, talks: Sequence[Talk], target: Path) -> None:
         self.talks = list(talks)
-        self.embed = load_file(target / "model.safetensors")["model.embed_tokens.weight"]
+        tensors = load_file(target / "model.safetensors")
+        self.embed, self.norm = tensors["model.embed_tokens.weight"], tensors["model.norm.weight"]
         self._states = {name: torch.from_numpy(open_states(name)) for name in {t.states for t in self.talks}}
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""Train the head on the stored answers: `python -m pairs.smol.train --wiring B0,B3,B16`.
+"""Train the head on the stored answers: `python -m pairs.smol.train --wiring B0,B16,B28`.
 
 Model, optimiser and schedule are those of the tiny pairs. What is added here is what a real model needs: states
 read from a memory map, soft targets over a pruned vocabulary, bf16 products, and an fc input scaled per channel,
@@ -31,7 +31,8 @@ from pairs.smol.lessons import Lesson, Samples
 from pairs.train_draft import STEP_DECAY, shifted
 
 BOS_ID = 1
-UPDATES = 1000
+POSITIONS = 8192  # the target's: SGLang refuses a draft that claims fewer
+UPDATES = 1600
 
 
 @dataclass(frozen=True)
@@ -41,14 +42,27 @@ class Plan:
     wiring: tuple[int, ...]
     updates: int
     minutes: float = 60.0
-    ttt_steps: int = 6
+    ttt_steps: int = 3
     rows: int = 16
-    matrix_rate: float = 0.012
-    other_rate: float = 0.003
+    matrix_rate: float = 0.004
+    other_rate: float = 0.001
     seed: int = 41
 
 
 SHAPE = DraftShape(hidden=HIDDEN, heads=9, kv_heads=3, head_dim=64, inter=768, vocab=2048)
+
+
+@torch.no_grad()
+def start_from_target(draft: Eagle3, scale: Tensor, target: Samples) -> None:
+    """Begin as a reader of the last slot: fc hands it on, the halves of the layer add little, and the norm and the
+    head are the target's own (as speculators begins; EAGLE-1 kept the target's head for good)."""
+    weights, hidden = draft.weights, draft.shape.hidden
+    weights["lm_head"].copy_(target.embed[draft.draft_ids])
+    weights["norm"].copy_(target.norm)
+    last = scale[-hidden:]
+    weights["fc"].mul_(0.1)[0, :, -hidden:].add_(torch.diag(last / last.square().mean().sqrt()))
+    weights["o"].mul_(0.3)
+    weights["down"].mul_(0.3)
 
 
 def lesson_loss(draft: Eagle3, embed: Tensor, lesson: Lesson, scale: Tensor, steps: int) -> tuple[Tensor, Tensor]:
@@ -102,6 +116,7 @@ def train(plan: Plan, shape: DraftShape, train_set: Samples, held_out: Samples, 
     torch.manual_seed(plan.seed)
     draft_ids, share = train_set.vocabulary(shape.vocab)
     draft, scale = Eagle3(shape, draft_ids), train_set.channel_scale(plan.wiring)
+    start_from_target(draft, scale, train_set)
     optimiser = MuonAdam(draft.parameters(), plan.matrix_rate, plan.other_rate)
     tokens = sum(t.rows for t in train_set.talks)
 
@@ -154,6 +169,7 @@ def save(draft: Eagle3, folder: Path, layer_ids: list[int], vocabulary: int) -> 
     """The head as SpecForge exports it, for a target with another vocabulary than the tiny ones."""
     folder.mkdir(parents=True, exist_ok=True)
     marks = {"bos_token_id": BOS_ID, "eos_token_id": END_ID, "pad_token_id": END_ID, "vocab_size": vocabulary}
+    marks["max_position_embeddings"] = POSITIONS
     (folder / "config.json").write_text(json.dumps(draft.shape.config(layer_ids) | marks, indent=2) + "\n")
     tensors = {
         f"{full}.weight": draft._matrix(name).detach().bfloat16().contiguous().clone()

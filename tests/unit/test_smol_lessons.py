@@ -30,7 +30,8 @@ def samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Samples:
     embed = torch.randn(VOCABULARY, answers.HIDDEN).bfloat16()
     target = tmp_path / "target"
     target.mkdir()
-    save_file({"model.embed_tokens.weight": embed}, target / "model.safetensors")
+    tensors = {"model.embed_tokens.weight": embed, "model.norm.weight": torch.ones(answers.HIDDEN)}
+    save_file(tensors, target / "model.safetensors")
     answers.work_dir().mkdir(parents=True)
     talks, states, start = [], [], 0
     for i in range(24):
@@ -81,7 +82,7 @@ def test_the_vocabulary_is_chosen_by_frequency(samples: Samples) -> None:
 
 def test_a_head_learns_and_is_saved_as_it_was_measured(samples: Samples, tmp_path: Path) -> None:
     shape = DraftShape(hidden=answers.HIDDEN, heads=2, kv_heads=1, head_dim=32, inter=32, vocab=SPOKEN)
-    plan = train.Plan((0, 3, 16), updates=36, ttt_steps=3, rows=8)
+    plan = train.Plan((0, 3, 16), updates=72, ttt_steps=3, rows=8, matrix_rate=0.012, other_rate=0.003)
     log = io.StringIO()
     draft = train.train(plan, shape, samples, samples, log)
     lines = [json.loads(line) for line in log.getvalue().splitlines()]
@@ -93,7 +94,7 @@ def test_a_head_learns_and_is_saved_as_it_was_measured(samples: Samples, tmp_pat
     train.save(draft, tmp_path / "draft", train.TRAINER_IDS, VOCABULARY)
     config = json.loads((tmp_path / "draft" / "config.json").read_text())
     assert config["vocab_size"] == VOCABULARY
-    assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [2, 15, 27]
+    assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [15, 27, 28]
     tensors = load_file(tmp_path / "draft" / "model.safetensors")
     assert tensors["t2d"].shape == (VOCABULARY,)
     kept = tensors["t2d"].nonzero()[:, 0]

@@ -16,7 +16,7 @@ from drafttrace.compare.hypotheses import (
     scalar,
     usable,
 )
-from drafttrace.compare.locate import Located
+from drafttrace.compare.locate import Located, distance
 from drafttrace.compare.sample import Sample, Stream
 from drafttrace.compare.thresholds import Thresholds
 from drafttrace.tracer.rows import Floats
@@ -24,6 +24,7 @@ from drafttrace.tracer.rows import Floats
 _LIMIT = {"rotation": 0.15, "bytes": 0.2}
 _MOST_LEFT = 0.12
 _MOST_CANDIDATES = 12
+_SAME = 0.01  # relative L2 that any two bf16 kernels may differ by
 _NEAR = 0.25
 _ROTATED = 0.6
 
@@ -106,9 +107,16 @@ def _known(value: float) -> float:
     return value if np.isfinite(value) else -2.0
 
 
+def _stands_there(x: Floats, candidates: Sequence[Floats]) -> bool:
+    """Whether some candidate is so near that nothing is left to explain."""
+    return any(y.shape == x.shape and distance(x, y).rel_l2 < _SAME for y in candidates)
+
+
 def _explanation(
     x: Floats, sample: Sample, candidates: Sequence[Stream], thresholds: Thresholds, broken: bool
 ) -> Explanation | None:
+    if not broken and _stands_there(x, [sample.read(stream) for stream in candidates]):
+        return None
     found: list[tuple[float, Stream, Fit]] = []
     plain = np.inf
     for fits in (near_fits, far_fits):

@@ -74,6 +74,9 @@ def find_repeats(capture: Capture) -> tuple[Repeat, ...]:
     table = _Table(capture)
     for slot, rows, present in _states(capture):
         keys = _keys(rows, present)
+        own = keys[keys != 0]
+        if len(np.unique(own)) == len(own):
+            continue
         groups = [group for group in _grouped(keys).values() if len(group) > 1]
         groups = [g for g in groups if len(np.unique(capture.table.token_id[g])) > 1 and _all_equal(rows, g)]
         most = [g for g in groups if len(g) > int(present.sum()) // 2]  # one row for most tokens

@@ -102,6 +102,15 @@ class Sample:
             self._kept[key] = stream, found  # the stream, too, so that its id stays its own
         return self._kept[key][1]
 
+    def part(self, chosen: Ints) -> Sample:
+        """Some of the pairs, with what was read of them."""
+        kept = {}
+        for key, (stream, rows) in self._kept.items():
+            some = rows[chosen]
+            some.flags.writeable = False
+            kept[key] = stream, some
+        return Sample(self.left[chosen], self.reference[chosen], self.positions[chosen], kept)
+
     def _read(self, stream: Stream, shift: int) -> Floats:
         index = self.left if stream.side == "left" else self.reference + shift
         inside = stream.has(index)
@@ -140,8 +149,7 @@ def choose(
             ordinary = np.isfinite(norms) & ~massive_rows(norms)
             if ordinary.sum() >= MIN_ROWS and (good & ordinary).sum() >= min(MIN_ROWS, good.sum()):
                 good &= ordinary
-    rows = _spread(rows[good], most)
-    return Sample(ours[rows], theirs[rows], alignment.positions[rows])
+    return sample.part(_spread(np.flatnonzero(good), most))
 
 
 def _spread(rows: Ints, most: int) -> Ints:

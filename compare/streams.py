@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from drafttrace.compare.align import Alignment
 from drafttrace.compare.explain import scale_only, stream_facts
@@ -42,6 +42,9 @@ class Sides:
     reference_slots: tuple[Stream, ...]
     reference_others: tuple[Stream, ...]
     reference_sweep: tuple[Stream, ...]
+    _chosen: dict[int, tuple[Alignment, Sample, tuple[Stream, ...]]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
 
     @staticmethod
     def of(left: Capture, reference: Capture) -> Sides:
@@ -124,7 +127,15 @@ def _norm_weight(sample: Sample, atlas: Sequence[Stream], lasts: Sequence[Stream
 
 
 def _sample(alignment: Alignment, sides: Sides) -> tuple[Sample, tuple[Stream, ...]]:
-    """The rows to look at, and the sweep that covers them: the left side's where it has one."""
+    """The rows to look at, and the sweep that covers them: the left side's where it has one. Chosen once for each
+    alignment: it takes reading."""
+    known = sides._chosen.get(id(alignment))
+    if known is None:
+        known = sides._chosen[id(alignment)] = alignment, *_choose(alignment, sides)
+    return known[1], known[2]
+
+
+def _choose(alignment: Alignment, sides: Sides) -> tuple[Sample, tuple[Stream, ...]]:
     for sweep in (sides.left_sweep, sides.reference_sweep):
         if len(sweep) < 2:
             continue

@@ -2,67 +2,80 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from drafttrace.tracer import log
-from drafttrace.tracer.commands import audit as audit_command
-from drafttrace.tracer.commands import check as check_command
-from drafttrace.tracer.commands import convert as convert_command
-from drafttrace.tracer.commands import demo as demo_command
-from drafttrace.tracer.commands import diff as diff_command
-from drafttrace.tracer.commands import doctor as doctor_command
-from drafttrace.tracer.commands import inspect as inspect_command
-from drafttrace.tracer.commands import record as record_command
-from drafttrace.tracer.commands import reference as reference_command
-from drafttrace.tracer.commands import replay as replay_command
-from drafttrace.tracer.commands import report as report_command
-from drafttrace.tracer.commands import serve as serve_command
-from drafttrace.tracer.commands import view as view_command
-from drafttrace.tracer.commands import watch as watch_command
 from drafttrace.tracer.commands.common import Verbose, examples
 from drafttrace.tracer.errors import DrafttraceError
 from drafttrace.tracer.terminal import prepare_streams
 
-app = typer.Typer(
-    name="drafttrace",
-    help="Name why a served EAGLE-3 draft sees other hidden states than it was trained on.",
-    epilog=examples(
-        ("drafttrace demo", "the whole story on recorded traces; no server, no GPU"),
-        (
-            "drafttrace serve -- --model-path TARGET --speculative-algorithm EAGLE3 "
-            "--speculative-draft-model-path DRAFT",
-            "1. your server, with the recorder on",
-        ),
-        ("drafttrace record --from-dump data_0.pt -o trace.h5", "2. one request"),
-        ("drafttrace diff trace.h5 data_0.pt --md report.md", "3. the cause"),
-    ),
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+# Every command is the module of that name in tracer/commands. The order in which help shows them; that of the panels
+# is commands.common.PANELS.
+COMMANDS = (
+    "demo",
+    "doctor",
+    "serve",
+    "record",
+    "watch",
+    "diff",
+    "audit",
+    "inspect",
+    "check",
+    "replay",
+    "report",
+    "view",
+    "reference",
+    "convert",
 )
-# The order in which the panels are shown: commands.common.PANELS
-demo_command.add_to(app)
-doctor_command.add_to(app)
-serve_command.add_to(app)
-record_command.add_to(app)
-watch_command.add_to(app)
-diff_command.add_to(app)
-audit_command.add_to(app)
-inspect_command.add_to(app)
-check_command.add_to(app)
-replay_command.add_to(app)
-report_command.add_to(app)
-view_command.add_to(app)
-reference_command.add_to(app)
-convert_command.add_to(app)
 
 
-@app.callback(invoke_without_command=True)
+def build(names: Sequence[str] = COMMANDS) -> typer.Typer:
+    """The command line with some of the commands: building all of them costs more than many a command's own work."""
+    app = typer.Typer(
+        name="drafttrace",
+        help="Name why a served EAGLE-3 draft sees other hidden states than it was trained on.",
+        epilog=examples(
+            ("drafttrace demo", "the whole story on recorded traces; no server, no GPU"),
+            (
+                "drafttrace serve -- --model-path TARGET --speculative-algorithm EAGLE3 "
+                "--speculative-draft-model-path DRAFT",
+                "1. your server, with the recorder on",
+            ),
+            ("drafttrace record --from-dump data_0.pt -o trace.h5", "2. one request"),
+            ("drafttrace diff trace.h5 data_0.pt --md report.md", "3. the cause"),
+        ),
+        no_args_is_help=True,
+        rich_markup_mode="rich",
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback(invoke_without_command=True)(_root)
+    for name in names:
+        importlib.import_module(f"drafttrace.tracer.commands.{name}").add_to(app)
+    return app
+
+
+def __getattr__(name: str) -> typer.Typer:
+    """``app``: the whole command line, built when somebody asks for it."""
+    if name != "app":
+        raise AttributeError(name)
+    app = globals()["app"] = build()
+    return app
+
+
+def _named(arguments: Sequence[str]) -> Sequence[str]:
+    """The command that the arguments name, alone; all of them for help, mistakes and shell completion."""
+    first = next((word for word in arguments if not word.startswith("-")), None)
+    completing = any(key.endswith("_COMPLETE") and "DRAFTTRACE" in key.upper() for key in os.environ)
+    return [first] if first in COMMANDS and not completing else COMMANDS
+
+
 def _root(
     context: typer.Context,
     version: Annotated[
@@ -95,7 +108,7 @@ def main() -> None:
     """Entry point: 0 match / fine, 1 mismatch / problem found, 2 could not compare, bad input, usage."""
     prepare_streams()
     try:
-        app()
+        (globals().get("app") or build(_named(sys.argv[1:])))()
     except DrafttraceError as error:
         if os.environ.get("DRAFTTRACE_DEBUG"):
             raise

@@ -69,13 +69,16 @@ def dump_json(value: Mapping[str, Any]) -> str:
     return _json(value, "\n") + "\n"
 
 
+_NESTED = frozenset({dict, list, tuple})
+
+
 def _json(value: Any, line: str) -> str:
     """``line`` begins a new line at the value's own depth."""
     inner = line + "  "
-    if isinstance(value, Mapping) and value:
+    if isinstance(value, dict) and value:
         parts = [f"{_scalar(str(key))}: {_json(item, inner)}" for key, item in value.items()]
         return "{" + inner + f",{inner}".join(parts) + line + "}"
-    if isinstance(value, (list, tuple)) and any(isinstance(item, (list, tuple, Mapping)) for item in value):
+    if isinstance(value, (list, tuple)) and not _NESTED.isdisjoint(map(type, value)):
         return "[" + inner + f",{inner}".join(_json(item, inner) for item in value) + line + "]"
     return _scalar(value)
 

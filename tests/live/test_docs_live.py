@@ -61,12 +61,13 @@ def test_live_blocks(
             code, printed = blocks.run_command(f"{sys.executable} live.py", tmp_path)
             assert code == 0, f"{block.where}: {printed}"
             continue
-        for step in block.steps:
+        steps = block.steps
+        for step in steps:
             if step.command.split()[1] == "serve":
                 url = serve(step.command, start_server, pairs["tiny-kimi"])
                 continue
             code, printed = blocks.run_command(addressed(step.command, url), tmp_path)
-            wanted = int(block.directives.get("exit", "0")) if step is block.steps[-1] else 0
+            wanted = int(block.directives.get("exit", "0")) if step is steps[-1] else 0
             assert code == wanted, f"{block.where}: '{step.command}' exited with {code}: " + "\n".join(printed)
             if any(step.output):
                 assert blocks.matches(step.output, printed), f"{block.where}: {printed}"

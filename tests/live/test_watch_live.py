@@ -128,7 +128,7 @@ def test_the_examples_of_the_help_that_need_a_server(url: str, pairs: Mapping[st
     (tmp_path / "chat.json").write_text('[{"role": "user", "content": "Where is the mill?"}]')
     epilogs = [str(info.epilog) for info in app.registered_commands]
     lines = [line[2:] for text in epilogs for line in text.splitlines() if line.startswith("$ ")]
-    live = [shlex.split(line)[1:] for line in lines if line.split()[2] in {"record", "watch"}]
+    live = [shlex.split(line)[1:] for line in lines if line.split()[1] in {"record", "watch"}]
     live = [words for words in live if "--metrics" not in words]
     assert len(live) == 6
     for words in live:

@@ -24,15 +24,15 @@ demo: .venv/.ready
 
 test: .venv/.ready
 	tests/system_packages.sh
-	$(PY) -m pytest
+	$(PY) -m pytest -m "not faults_slow"
 
 # No server, no environment to be built, nothing that takes seconds: the fast half of the unit tests, and the command line.
 test-fast: .venv/.ready
 	OMP_NUM_THREADS=1 $(PY) -m pytest tests/unit tests/cli tests/docs -m "not slow and not packaging and not real"
 
-# The table of faults put into real dumps and servers: fault, expected id, found ids.
+# The table of faults put into real dumps and servers: fault, expected id, found ids. With TABLE=FILE also as Markdown.
 faults: .venv/.ready
-	$(PY) -m pytest tests/faults -m faults
+	$(PY) -m pytest tests/faults -m faults $(if $(TABLE),--fault-table $(TABLE))
 
 # The dump layouts against the projects' own readers and writers, which are fetched with pip; not part of `make test`.
 test-peers: .venv/.ready

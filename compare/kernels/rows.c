@@ -8,6 +8,9 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#if defined(__x86_64__) && defined(__GNUC__)
+#include <immintrin.h>
+#endif
 
 #if defined(__GNUC__)
 #define EXPORT __attribute__((visibility("default")))
@@ -78,20 +81,26 @@ INLINE float e4m3_value(uint32_t b) {
 #define JOIN2(a, b) a##_##b
 #define JOIN(a, b) JOIN2(a, b)
 
+/* 16-bit floats by the processor's own instruction, LANES at a time; what is left over goes one by one. */
 #define LEVEL plain
 #define TARGET
+#define LANES 1
 #include "rows_body.h"
 #undef LEVEL
 #undef TARGET
+#undef LANES
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #define LEVEL avx2
 #define TARGET __attribute__((target("avx2,fma,bmi,bmi2,f16c")))
+#define LANES 8
 #include "rows_body.h"
 #undef LEVEL
 #undef TARGET
+#undef LANES
 
 #define LEVEL avx512
+#define LANES 16
 #if defined(__clang__)
 #define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512cd,avx2,fma,bmi,bmi2,f16c")))
 #else
@@ -101,6 +110,7 @@ INLINE float e4m3_value(uint32_t b) {
 #include "rows_body.h"
 #undef LEVEL
 #undef TARGET
+#undef LANES
 #endif
 
 /* The best instruction set of this machine: 0 plain, 1 AVX2, 2 AVX-512. */

@@ -1,6 +1,50 @@
 /* Included by rows.c once per instruction set: LEVEL names it, TARGET switches it on. */
 #define FN(name) JOIN(name, LEVEL)
 
+/* fp16 values, and fp8 ones by way of fp16: e5m2 is its upper half, e4m3 its middle with an exponent that is 8 less. */
+TARGET static void FN(halves)(const char *p, int64_t n, float *restrict out) {
+    int64_t i = 0;
+#if LANES == 16
+    for (; i + 16 <= n; i += 16)
+        _mm512_storeu_ps(out + i, _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(p + 2 * i))));
+#elif LANES == 8
+    for (; i + 8 <= n; i += 8) _mm256_storeu_ps(out + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p + 2 * i))));
+#endif
+    for (; i < n; i++) out[i] = half_value(load16(p, i));
+}
+
+TARGET static void FN(e5m2)(const char *p, int64_t n, float *restrict out) {
+    int64_t i = 0;
+#if LANES == 16
+    for (; i + 16 <= n; i += 16) {
+        __m256i wide = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(p + i)));
+        _mm512_storeu_ps(out + i, _mm512_cvtph_ps(_mm256_slli_epi16(wide, 8)));
+    }
+#elif LANES == 8
+    for (; i + 8 <= n; i += 8) {
+        __m128i wide = _mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i *)(p + i)));
+        _mm256_storeu_ps(out + i, _mm256_cvtph_ps(_mm_slli_epi16(wide, 8)));
+    }
+#endif
+    for (; i < n; i++) out[i] = half_value((uint32_t)(uint8_t)p[i] << 8);
+}
+
+TARGET static void FN(e4m3)(const char *p, int64_t n, float *restrict out) {
+    int64_t i = 0;
+#if LANES == 16
+    const __m256i rest = _mm256_set1_epi16(0x7f), sign = _mm256_set1_epi16(0x80);
+    for (; i + 16 <= n; i += 16) {
+        __m256i wide = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(p + i)));
+        __m256i value = _mm256_and_si256(wide, rest);
+        __m256i half = _mm256_or_si256(_mm256_slli_epi16(value, 7), _mm256_slli_epi16(_mm256_and_si256(wide, sign), 8));
+        __m512 found = _mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(256.0f));
+        __mmask16 nan = _mm256_cmpeq_epi16_mask(value, rest);
+        _mm512_storeu_ps(out + i, _mm512_mask_mov_ps(found, nan, _mm512_castsi512_ps(_mm512_set1_epi32(0x7fc00000))));
+    }
+#endif
+    for (; i < n; i++) out[i] = e4m3_value((uint8_t)p[i]);
+}
+
 /* n values from channel `first` on as float32, exactly (fp64 is rounded), times the row's factor. */
 TARGET static void FN(convert)(const Side *side, const char *row, int64_t first, int64_t n, float scale, float *restrict out) {
     const char *p = row + first * ITEM[side->format];
@@ -9,7 +53,7 @@ TARGET static void FN(convert)(const Side *side, const char *row, int64_t first,
         for (int64_t i = 0; i < n; i++) out[i] = as_float((uint32_t)load16(p, i) << 16);
         break;
     case FP16:
-        for (int64_t i = 0; i < n; i++) out[i] = half_value(load16(p, i));
+        FN(halves)(p, n, out);
         break;
     case FP32:
         for (int64_t i = 0; i < n; i++) out[i] = load_float(p, i);
@@ -18,10 +62,10 @@ TARGET static void FN(convert)(const Side *side, const char *row, int64_t first,
         for (int64_t i = 0; i < n; i++) out[i] = (float)load_double(p, i);
         break;
     case FP8_E4M3:
-        for (int64_t i = 0; i < n; i++) out[i] = e4m3_value((uint8_t)p[i]);
+        FN(e4m3)(p, n, out);
         break;
     default:
-        for (int64_t i = 0; i < n; i++) out[i] = half_value((uint32_t)(uint8_t)p[i] << 8);
+        FN(e5m2)(p, n, out);
     }
     if (side->scale)
         for (int64_t i = 0; i < n; i++) out[i] *= scale;
@@ -137,42 +181,84 @@ TARGET static void FN(bf16_steps)(const char *x, const char *y, int64_t n, float
     }
 }
 
-/* How many values lie below the bit pattern `at`, and how many below or at it. Values are not negative. */
-TARGET static void FN(count)(const float *values, int64_t n, uint32_t at, uint32_t *below, uint32_t *upto) {
-    uint32_t less = 0, most = 0;
-    for (int64_t i = 0; i < n; i++) {
-        uint32_t bits = as_bits(values[i]);
-        less += bits < at;
-        most += bits <= at;
+/* How many of the 16-bit values are at most `at`. */
+TARGET static uint32_t FN(count_upto)(const uint16_t *values, int64_t n, uint16_t at) {
+    uint32_t total = 0;
+    for (int64_t first = 0; first < n; first += 32768) { /* counts of one block fit 16 bits: no widening in the loop */
+        int64_t stop = n - first < 32768 ? n : first + 32768;
+        uint16_t few = 0;
+        for (int64_t i = first; i < stop; i++) few += values[i] <= at;
+        total += few;
     }
-    *below = less;
-    *upto = most;
+    return total;
 }
 
-/* The smallest bit pattern above `at`. */
-TARGET static uint32_t FN(next_above)(const float *values, int64_t n, uint32_t at) {
-    uint32_t least = 0xffffffffu;
-    for (int64_t i = 0; i < n; i++) {
-        uint32_t bits = as_bits(values[i]), known = bits > at ? bits : 0xffffffffu;
-        least = known < least ? known : least;
-    }
-    return least;
+TARGET static void FN(upper_halves)(const float *values, int64_t n, uint16_t *out) {
+    for (int64_t i = 0; i < n; i++) out[i] = (uint16_t)(as_bits(values[i]) >> 16);
 }
 
-/* The exact median of n values >= 0, by bisection over bit patterns; *guess is where to look first. */
-TARGET static double FN(median)(const float *values, int64_t n, uint32_t *guess) {
-    uint32_t low = 0, high = 0x7f800000u, middle = *guess, below, upto;
-    uint32_t first = (uint32_t)((n - 1) / 2), second = (uint32_t)(n / 2);
-    for (;;) {
-        FN(count)(values, n, middle, &below, &upto);
-        if (below > first) high = middle - 1;
-        else if (upto <= first) low = middle + 1;
-        else break;
-        middle = low + (high - low) / 2;
+static int FN(compare_bits)(const void *a, const void *b) {
+    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* The smallest upper half that more than `rank` values do not exceed; *guess is where to look first. */
+TARGET static uint16_t FN(upper_of)(const uint16_t *upper, int64_t n, uint32_t rank, uint16_t guess) {
+    uint32_t low = 0, high = 0x7f80, width = 8, middle = guess;
+    int above = FN(count_upto)(upper, n, guess) > rank;
+    /* steps of growing width away from the guess, then bisection in between */
+    while (above ? middle > 0 : middle < 0x7f80) {
+        uint32_t next = above ? (middle > width ? middle - width : 0) : (middle + width < 0x7f80 ? middle + width : 0x7f80);
+        int beyond = FN(count_upto)(upper, n, (uint16_t)next) > rank;
+        if (beyond != above) {
+            low = above ? next + 1 : middle + 1;
+            high = above ? middle : next;
+            break;
+        }
+        middle = next;
+        width *= 4;
+        low = 0;
+        high = above ? middle : 0x7f80;
     }
-    *guess = middle;
-    uint32_t other = upto > second ? middle : FN(next_above)(values, n, middle);
-    return 0.5 * ((double)as_float(middle) + (double)as_float(other));
+    while (low < high) {
+        uint32_t half = low + (high - low) / 2;
+        if (FN(count_upto)(upper, n, (uint16_t)half) > rank) high = half;
+        else low = half + 1;
+    }
+    return (uint16_t)high;
+}
+
+/* The exact median of n values >= 0: the upper halves of its bits by counting, the rest among the few values that
+ * share them. upper, room: [n] each. */
+TARGET static double FN(median)(const float *values, int64_t n, uint16_t *guess, uint16_t *upper, uint32_t *room) {
+    uint32_t ranks[2] = {(uint32_t)((n - 1) / 2), (uint32_t)(n / 2)};
+    double sum = 0;
+    FN(upper_halves)(values, n, upper);
+    uint16_t before = 0xffff;
+    uint32_t less = 0, few = 0;
+    for (int k = 0; k < 2; k++) {
+        uint16_t here = *guess;
+        if (k == 0 || less + few <= ranks[1]) here = FN(upper_of)(upper, n, ranks[k], *guess);
+        *guess = here;
+        if (here != before) {
+            less = here ? FN(count_upto)(upper, n, (uint16_t)(here - 1)) : 0;
+            few = 0;
+            uint32_t most = 0, least = 0xffffffffu;
+            for (int64_t i = 0; i < n; i++) {
+                uint32_t bits = as_bits(values[i]);
+                room[few] = bits;
+                few += upper[i] == here;
+            }
+            for (uint32_t i = 0; i < few; i++) {
+                most = room[i] > most ? room[i] : most;
+                least = room[i] < least ? room[i] : least;
+            }
+            if (most != least) qsort(room, few, sizeof *room, FN(compare_bits));
+            before = here;
+        }
+        sum += (double)as_float(room[ranks[k] - less]);
+    }
+    return 0.5 * sum;
 }
 
 static int FN(compare_doubles)(const void *a, const void *b) {
@@ -243,21 +329,25 @@ typedef struct {
     uint32_t *keep32;
     float *steps, *x, *y;
     double *doubles;
+    uint16_t *upper, guess;
+    uint32_t *few;
 } FN(Room);
 
 static void FN(release)(FN(Room) *room) {
     free(room->keep16); free(room->keep32); free(room->steps); free(room->x); free(room->y); free(room->doubles);
+    free(room->upper); free(room->few);
 }
 
 static int FN(take)(FN(Room) *room, const Job *job) {
     size_t n = (size_t)job->width;
     memset(room, 0, sizeof *room);
     room->steps = malloc(n * 4); room->x = malloc(n * 4); room->y = malloc(n * 4); room->doubles = malloc(n * 8);
+    room->upper = malloc(n * 2); room->few = malloc(n * 4 + 4);
     if (job->massive_count) {
         room->keep16 = malloc(n * 2 + 4);
         room->keep32 = malloc(n * 4);
     }
-    if (!room->steps || !room->x || !room->y || !room->doubles || (job->massive_count && (!room->keep16 || !room->keep32))) {
+    if (!room->steps || !room->x || !room->y || !room->doubles || !room->upper || !room->few || (job->massive_count && (!room->keep16 || !room->keep32))) {
         FN(release)(room);
         return 1;
     }
@@ -321,7 +411,7 @@ static void FN(add_massive)(const Job *job, const char *x, const char *y, float 
     }
 }
 
-TARGET static double FN(row_ulp)(const Job *job, const char *x, const char *y, float sx, float sy, FN(Room) *room, uint32_t *guess) {
+TARGET static double FN(row_ulp)(const Job *job, const char *x, const char *y, float sx, float sy, FN(Room) *room) {
     int both_bf16 = job->left.format == BF16 && job->right.format == BF16 && !job->left.scale && !job->right.scale;
     if (both_bf16) {
         FN(bf16_steps)(x, y, job->width, room->steps);
@@ -330,7 +420,7 @@ TARGET static double FN(row_ulp)(const Job *job, const char *x, const char *y, f
         FN(convert)(&job->right, y, 0, job->width, sy, room->y);
         FN(steps)(room->x, room->y, job->width, room->steps);
     }
-    return FN(median)(room->steps, job->width, guess);
+    return FN(median)(room->steps, job->width, &room->guess, room->upper, room->few);
 }
 
 /* Not NaN and within what float32 sums of squares can hold. */
@@ -339,7 +429,6 @@ static int FN(sound)(double value) { return value >= LEAST && value <= MOST; }
 TARGET static int FN(measure)(const Job *job) {
     FN(Room) room;
     if (FN(take)(&room, job)) return 1;
-    uint32_t guess = 0;
     for (int64_t r = 0; r < job->count; r++) {
         int64_t i = job->left_index[r], j = job->right_index[r];
         const char *x = job->left.rows + i * job->left.stride, *y = job->right.rows + j * job->right.stride;
@@ -363,7 +452,7 @@ TARGET static int FN(measure)(const Job *job) {
         int careful = !kept_sound || !FN(sound)(sums.xx) || !FN(sound)(sums.yy) ||
                       !(sums.most == 0 || FN(sound)(sums.dd));
         if (!careful && (job->want & WANT_ULP)) {
-            out[ULP] = FN(row_ulp)(job, x, y, sx, sy, &room, &guess);
+            out[ULP] = FN(row_ulp)(job, x, y, sx, sy, &room);
             careful = !(out[ULP] < 3e38);
         }
         if (careful) {

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from drafttrace.compare.acceptance import low_limit
 from drafttrace.compare.result import Group, Result, SlotResult
+from drafttrace.tracer.tokenizer import printable
 
 HEADERS = (
     "slot",
@@ -224,7 +225,7 @@ def worst_line(slot: SlotResult, most: int = 3) -> str | None:
         return None
     rows = []
     for row in slot.worst[:most]:
-        token = f"id {row.token_id}" if row.token is None else f"“{shorten(row.token, 24)}”"
+        token = f"id {row.token_id}" if row.token is None else f"“{shorten(printable(row.token), 24)}”"
         when = row.phase if row.round < 0 else f"{row.phase}, round {row.round}"
         rows.append(f"{row.position} {token} ({when}; cosine {cosine(row.cosine)}, rel L2 {number(row.rel_l2)})")
     return f"{_titled(slot)}, worst tokens: {'; '.join(rows)}"

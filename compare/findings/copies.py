@@ -8,7 +8,7 @@ import numpy as np
 
 from drafttrace.compare.copies import rank_count
 from drafttrace.compare.facts import Facts
-from drafttrace.compare.findings.base import finding, name_slots
+from drafttrace.compare.findings.base import finding, name_slots, quoted
 from drafttrace.compare.repeats import LAST, Borrowed, Repeat, RowAt
 from drafttrace.compare.result import NOTE, Finding
 from drafttrace.compare.rowblocks import Blocks, RowMap, fit_repeated
@@ -262,7 +262,7 @@ def _borrowed(facts: Facts, borrowed: Sequence[Borrowed]) -> Finding:
     total = len({b.row.position for b in told})
     rows = "row" if total == 1 else "rows"
     same = "bit for bit" if first.rel_l2 == 0 else f"to a relative L2 of {first.rel_l2:.2g}"
-    there = f"'{first.path}' (there: position {first.theirs.position}, {_when(first.theirs)})"
+    there = f"{quoted(first.path, 120)} (there: position {first.theirs.position}, {_when(first.theirs)})"
     if ours:
         text = (
             f"{total} {rows} of {_called([b.slot for b in told])} (first: position {first.row.position}) "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from compare_world import bf16, dumped, make_world, served
 
+from drafttrace.compare import report_markdown
 from drafttrace.compare.diff import diff
 from drafttrace.compare.repeats import find_borrowed, find_repeats
 from drafttrace.compare.result import FAULT, Result
@@ -111,6 +113,19 @@ def test_a_row_of_another_request_is_named_with_its_trace() -> None:
     assert faults(diff(wrong, dumped(NOISY, WIRING))) == [
         "unexplained"
     ]  # without the other trace nothing says whose
+
+
+def test_the_name_of_another_trace_cannot_inject_markup() -> None:
+    other = trace(OTHER, "![x](http://e)`<b>@all</b>.h5")
+    left = trace()
+
+    def change(bits: np.ndarray) -> None:
+        bits[row_of(left, 33)] = np.asarray(other.slots[1].rows.raw(0, len(other.table)))[row_of(other, 36)]
+
+    found = diff(over_slot(left, 1, change), dumped(NOISY, WIRING), others=[other])
+    assert faults(found) == ["cross-request"]
+    text = re.sub(r"~~~json\n.*?\n~~~\n", "", report_markdown.render(found), flags=re.S)
+    assert "all" in text and not re.search(r"(?<!\\)\]\(|<b>|@all", text)
 
 
 def test_a_row_that_another_request_computed_in_another_batch_is_found_by_its_values() -> None:

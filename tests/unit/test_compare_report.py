@@ -78,6 +78,9 @@ def test_a_few_odd_rows_are_told_by_phase_and_token_and_by_the_rule_that_found_t
         r"slot 1, rel L2: prefill [\d.]+; verify [\d.]+; accepted draft tokens [\d.]+; tokens that", flat
     )
     assert re.search(r"slot 1, worst tokens: 35 “word\d+” \(verify, round 2; cosine", flat)
+    hostile = diff(served(WORLD, (2, 30, 58), prompt=30), dump, decode=lambda token: "\x1b[31m\u202eevil\n")
+    text = terminal(hostile, 160)
+    assert "\x1b" not in text and "\u202e" not in text and "evil" in text
 
 
 def test_an_accept_length_stands_beside_what_it_is_judged_by() -> None:

@@ -203,6 +203,15 @@ def _positions(subject: Subject) -> Iterator[Finding]:
             "Copy the whole rope_scaling of the training config.",
             {"rope_type": rope.kind, "fields": sorted(rope.fields)},
         )
+    if target.rope_theta is not None and rope.theta != target.rope_theta:
+        yield note(
+            "rope-mismatch",
+            0.3,
+            f"The draft turns positions with rope_theta {rope.theta:g}, the target with {target.rope_theta:g}: right if it "
+            "was trained so (a config without the field means 10000), a lost field if not.",
+            f'"rope_theta": {target.rope_theta:g}, if the training config says so.',
+            {"draft": rope.theta, "target": target.rope_theta},
+        )
     if target.max_positions and draft.max_positions and draft.max_positions < target.max_positions:
         yield note(
             "rope-mismatch",

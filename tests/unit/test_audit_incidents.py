@@ -308,6 +308,7 @@ CASES = [
     Case(
         "yarn without a factor", specforge(CANONICAL, rope_scaling={"rope_type": "yarn"}), faults=("rope-mismatch",)
     ),
+    Case("another base than the target's", specforge(CANONICAL, rope_theta=500000.0), notes=("rope-mismatch",)),
     Case("a short draft", specforge(CANONICAL, max_position_embeddings=256), notes=("rope-mismatch",)),
     Case(
         "a sliding window",

@@ -50,6 +50,12 @@ def test_the_config_as_the_trainer_left_it() -> None:
     assert '"eagle_aux_hidden_state_layer_ids": [0, 3, 31]' in result["findings"][0]["remedy"]
 
 
+def test_the_incident_on_a_real_language_model() -> None:
+    result = result_of(ROOT / "traces/smol/as-trained.h5", ROOT / "traces/smol/dump/data_0.pt")
+    assert result["verdict"] == "mismatch" and faults(result) == ["slot-shift"]
+    assert '"eagle_aux_hidden_state_layer_ids": [-1, 15, 27]' in result["findings"][0]["remedy"]
+
+
 def test_the_original_incident() -> None:
     result = result_of(KIMI / "shifted.h5", KIMI_DUMP)
     assert result["verdict"] == "mismatch"

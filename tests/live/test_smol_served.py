@@ -66,9 +66,9 @@ def test_the_trace_matches_what_transformers_computes(smol: Any, serve_smol: Ser
     assert done.returncode == 0, done.stderr
     result, code = compared(trace, made)
     assert code == 0, result["findings"]
-    swept, computed = read_trace(trace).boundaries, _boundaries(made)
-    assert sorted(swept) == list(range(LAYERS + 1))
-    rows = min(len(rows) for rows in swept.values())
+    read, computed = read_trace(trace), _boundaries(made)
+    swept, rows = read.boundaries, read.prompt_length
+    assert sorted(swept) == list(range(LAYERS + 1)) and rows is not None
     for k, served in swept.items():
         ours = served.floats()[1:rows]
         distance = [np.linalg.norm(ours - computed[other][1:rows]) for other in range(LAYERS + 1)]

@@ -12,6 +12,7 @@ from drafttrace.compare.findings.base import finding, name_slots, quoted
 from drafttrace.compare.repeats import LAST, Borrowed, Repeat, RowAt
 from drafttrace.compare.result import NOTE, Finding
 from drafttrace.compare.rowblocks import Blocks, RowMap, fit_repeated
+from drafttrace.tracer.capture import Capture
 
 _STALE = (
     "A buffer was read before it was written for this pass: compare eager with graphs (--disable-cuda-graph), and look for "
@@ -20,6 +21,10 @@ _STALE = (
 _BY_RANK = (
     "Look at what gathers or scatters rows between the ranks (attention data parallelism, sequence parallelism, an "
     "all-gather): its order is not the order of the tokens. --tp-size 1 without --enable-dp-attention confirms it."
+)
+_BY_RANK_DUMP = (
+    "The dump was put together from several ranks' rows in a wrong way: look at what its writer gathers, and whether every "
+    "rank writes its own part once."
 )
 _PADDING = (
     "A padding row was read in the place of a live one: look at what indexes the padded batch (last-token gathers, accept "
@@ -48,7 +53,7 @@ def find(facts: Facts) -> Iterator[Finding]:
         yield _shifted(shifted, shifts[shifted[0].slot])
     placed = {m.slot for m in (*blocks, *shifted)}
     rest = [r for r in facts.copies.left if r.slot not in constant | placed]
-    by_rank = _repeated_by_rank(facts, rest) if rest else None
+    by_rank = _repeated_by_rank(facts.left, rest, rank_count(facts.left)) if rest else None
     if blocks or by_rank is not None:
         yield _by_rank(facts, blocks, by_rank, rest)
         rest = [] if by_rank is not None else rest
@@ -114,7 +119,7 @@ def _constant(facts: Facts, slots: set[int]) -> Finding:
     )
 
 
-def _repeated_by_rank(facts: Facts, repeats: Sequence[Repeat]) -> Blocks | None:
+def _repeated_by_rank(capture: Capture, repeats: Sequence[Repeat], ranks: int) -> Blocks | None:
     """Whether the equal rows of one pass stand a rank's block apart, or side by side once per rank."""
     frames: dict[int, list[tuple[int, int]]] = {}
     for repeat in repeats:
@@ -124,32 +129,41 @@ def _repeated_by_rank(facts: Facts, repeats: Sequence[Repeat]) -> Blocks | None:
     if not frames:
         return None
     frame, pairs = max(frames.items(), key=lambda one: len(one[1]))
-    count = int((facts.left.table.frame == frame).sum())
+    count = int((capture.table.frame == frame).sum())
     if len(set(pairs)) < max(3, count // 4):
         return None
     place, source = np.array(sorted(set(pairs)), np.int64).T
-    return fit_repeated(place, source, count, rank_count(facts.left))
+    return fit_repeated(place, source, count, ranks)
 
 
-def _by_rank(facts: Facts, maps: Sequence[RowMap], repeated: Blocks | None, repeats: Sequence[Repeat]) -> Finding:
+def _by_rank(
+    facts: Facts,
+    maps: Sequence[RowMap],
+    repeated: Blocks | None,
+    repeats: Sequence[Repeat],
+    side: str = "left",
+    more: Sequence[int] = (),
+) -> Finding:
     blocks = maps[0].blocks if maps else repeated
     assert blocks is not None
-    slots = [m.slot for m in maps] or [r.slot for r in repeats]
-    known = rank_count(facts.left)
+    slots = [*([m.slot for m in maps] or [r.slot for r in repeats]), *more]
+    known = rank_count(facts.left) if side == "left" else 0
     tail = f"; the server has {known} ranks" if known else ""
+    where = "" if side == "left" else " of the reference"
     return finding(
         "rows-by-rank",
-        f"The rows of {_called(slots)} are mixed up by rank: {blocks.kind} ({blocks.ranks} ranks explain "
+        f"The rows of {_called(slots)}{where} are mixed up by rank: {blocks.kind} ({blocks.ranks} ranks explain "
         f"{100 * blocks.share:.0f} % of the rows{tail}).",
         slots=_numbers(slots),
         confidence=0.95 if blocks.ranks == known else 0.85,
         evidence={
+            "side": side,
             "ranks": blocks.ranks,
             "server_ranks": known or None,
             "explained": blocks.share,
             "position_holds_state_of": {str(m.slot): [list(p) for p in m.pairs[:16]] for m in maps},
         },
-        remedy=_BY_RANK,
+        remedy=_BY_RANK if side == "left" else _BY_RANK_DUMP,
     )
 
 
@@ -241,8 +255,16 @@ _STALE_DUMP = (
 
 def _stale_reference(facts: Facts, constant: set[int]) -> Iterator[Finding]:
     repeats = [r for r in facts.copies.reference if r.slot not in constant]
-    if repeats:
-        yield _stale(repeats, "reference")
+    if not repeats or facts.reference is None:
+        return
+    blocks = _repeated_by_rank(facts.reference, repeats, 0)
+    if blocks is None:
+        yield _stale(repeats, "reference", _odd_at(facts, repeats))
+        return
+    # An embedding repeats wherever its token does, so that its bits do not tell; the other slots speak for it.
+    embeddings = {s.index for s in (*facts.left_streams, *facts.reference_streams) if s.boundary == 0}
+    wrong = [s.slot for s in facts.slots if s.slot in embeddings and s.verdict == "mismatch"]
+    yield _by_rank(facts, (), blocks, repeats, "reference", wrong)
 
 
 def _when(row: RowAt) -> str:

@@ -224,6 +224,25 @@ def test_rows_repeated_per_rank_are_seen_without_a_reference() -> None:
     assert faults(diff(over_slot(left, 1, change), None)) == ["rows-by-rank"]
 
 
+@pytest.mark.parametrize(
+    ("rule", "wanted"),
+    [
+        (lambda i: i // 2, "rows-by-rank"),
+        (lambda i: i % 22, "rows-by-rank"),
+        (lambda i: np.where(i == 20, 10, i), "stale-rows"),
+    ],
+)
+def test_a_dump_with_rows_of_other_tokens_is_named_in_all_slots(
+    rule: Callable[[np.ndarray], np.ndarray], wanted: str
+) -> None:
+    dump = dumped(NOISY, (0, 5, 8))
+    rows = rule(np.arange(44))
+    slots = tuple(replace(s, rows=bf16(s.rows.floats()[rows])) for s in dump.slots)
+    found = diff(served(WORLD, (0, 5, 8), prompt=30), replace(dump, slots=slots))
+    assert faults(found) == [wanted], [(f.id, f.summary, f.slots) for f in found.findings]
+    assert set(found.findings[0].slots) == {0, 1, 2} and "reference" in found.findings[0].summary
+
+
 def test_places_that_no_number_of_ranks_explains() -> None:
     place = np.arange(24)
     assert fit_blocks(place, np.random.default_rng(0).permutation(24), 24) is None

@@ -105,16 +105,29 @@ def prompt_of(first: Capture) -> tuple[tuple[int, ...], int]:
     return ids, max(1, len(first.tokens) - length)
 
 
+def faults_of(result: Result) -> list[str]:
+    """The ids of what turns a verdict."""
+    return [finding.id for finding in result.findings if finding.severity == "fault"]
+
+
 def judged(
-    number: int, utc: str, kind: str, result: Result, first_accept: float | None, most_drop: float, cold_ok: bool
+    number: int,
+    utc: str,
+    kind: str,
+    result: Result,
+    first_accept: float | None,
+    most_drop: float,
+    cold_ok: bool,
+    known: frozenset[str] = frozenset(),
 ) -> Run:
     """What one comparison with the first trace says.
 
     first_accept: the first trace's accept length. most_drop: the part of it that may be lost. cold_ok: whether the cold
-    request just before a warm one was fine, so that a fault of the warm one is the cache's.
+    request just before a warm one was fine, so that a fault of the warm one is the cache's. known: faults that the first
+    trace has already (see :func:`faults_of`): a draft that was bad from the start has not drifted.
     """
-    faults = [finding.id for finding in result.findings if finding.severity == "fault"]
-    drift = [name for name in faults if name not in _OF_THE_TRACER]
+    faults = faults_of(result)
+    drift = [name for name in faults if name not in _OF_THE_TRACER and name not in known]
     length = result.acceptance.observed
     fell = length is not None and first_accept is not None and length < first_accept * (1 - most_drop)
     if fell and not drift:
@@ -124,7 +137,7 @@ def judged(
     problem = None
     if result.verdict == "incomparable":
         problem = f"could not compare: {result.summary}"
-    elif faults and not drift:
+    elif not drift and _OF_THE_TRACER & set(faults) and not fell:
         problem = f"the recording is not whole: {result.summary}"
     limits = [slot.judged.noise_limit for slot in result.slots if math.isfinite(slot.judged.noise_limit)]
     return Run(

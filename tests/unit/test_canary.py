@@ -88,6 +88,17 @@ def test_a_fault_is_named(same: drafttrace.Result) -> None:
     assert f"DRIFT {run.drift[0]}" in run.line() and canary.exit_code([judged(same), run]) == 1
 
 
+def test_a_draft_that_was_bad_from_the_start_has_not_drifted() -> None:
+    """A trace with an accept length of 1 against itself is `downstream`, and that is no news to the canary."""
+    bad = drafttrace.diff(KIMI / "as-trained.h5", KIMI / "as-trained.h5")
+    known = frozenset(canary.faults_of(bad))
+    assert "downstream" in known and bad.verdict == "mismatch"
+    run = canary.judged(1, "2026-01-01T00:00:00Z", canary.COLD, bad, bad.acceptance.observed, 0.25, True, known)
+    assert run.compared and not run.drift and ": ok, " in run.line()
+    other = drafttrace.diff(KIMI / "fixed.h5", KIMI / "as-trained.h5")
+    assert canary.judged(1, "2026-01-01T00:00:00Z", canary.COLD, other, 1.0, 0.25, True, known).drift
+
+
 def test_a_recording_that_is_not_whole_says_nothing_about_the_server(same: drafttrace.Result) -> None:
     finding = replace(same.findings[0], id="rows-dropped", severity="fault", summary="The recorder dropped 3 rows.")
     run = judged(replace(same, findings=(finding,), verdict="mismatch", summary=finding.summary))

@@ -28,7 +28,10 @@ FIRST = "first.h5"
 
 @dataclass(frozen=True)
 class Canary:
-    """What is repeated, where, and how it is judged. sampling: greedy, as many tokens as the first trace has."""
+    """What is repeated, where, and how it is judged. sampling: greedy, as many tokens as the first trace has.
+
+    known: faults that the first trace has by itself.
+    """
 
     client: Client
     folder: Path
@@ -42,6 +45,7 @@ class Canary:
     token: str | None
     timeout: float
     keep_all: bool
+    known: frozenset[str] = frozenset()
 
     def run(self, number: int) -> Iterator[Run]:
         """A cold request and, after it, a warm one; a request that fails is a run with a problem."""
@@ -78,7 +82,7 @@ class Canary:
             corner=corner,
         )
         result = diff(open_capture(str(trace)), self.first, thresholds=self.thresholds)
-        return canary.judged(number, utc, kind, result, self.first_accept, self.most_drop, cold_ok)
+        return canary.judged(number, utc, kind, result, self.first_accept, self.most_drop, cold_ok, self.known)
 
 
 def now() -> str:
@@ -223,10 +227,12 @@ def _canary(
     keep_all: bool,
 ) -> Canary:
     from drafttrace.compare.acceptance import acceptance_of
+    from drafttrace.compare.diff import diff
     from drafttrace.tracer.open import open_capture
 
     first = open_capture(str(place))
     ids, new = canary.prompt_of(first)
+    already = diff(first, first, thresholds=judged_by)
     return Canary(
         client=client,
         folder=folder,
@@ -240,6 +246,7 @@ def _canary(
         token=token,
         timeout=timeout,
         keep_all=keep_all,
+        known=frozenset(canary.faults_of(already)),
     )
 
 

@@ -98,7 +98,7 @@ def prompt_of(first: Capture) -> tuple[tuple[int, ...], int]:
             f"'{first.path}' is no complete trace of a request; record it with 'drafttrace record'."
         )
     ids = tuple(int(token) for token in first.tokens[:length])
-    if any(token < 0 for token in ids):
+    if "redacted" in first.about or any(token < 0 for token in ids):
         raise DrafttraceError(
             f"'{first.path}' does not hold its prompt (it was redacted); record a new first trace."
         )

@@ -86,6 +86,7 @@ def measure(runs: int, folder: Path) -> list[Figure]:
             Figure("cold", f"diff, {name}, .pt: memory", torch_file.memory / MIB, None, False, "MiB", ""),
             Figure("cold", f"{name}: ten lines of torch / diff", median_ratio(times[2], times[0]), None, True, "x",
                    f"{statistics.median(times[2]):.2f} s, {script.memory / MIB:.0f} MiB"),
+            Figure("cold", f"{name}: the same, processor time", script.cpu / tool.cpu, None, True, "x", ""),
             Figure("cold", f"{name}: bare interpreter", statistics.median(times[3]), None, False, "s", ""),
             Figure("cold", f"{name}: numpy, h5py and typer imported", statistics.median(times[4]), None, False, "s", ""),
         ]  # fmt: skip
@@ -93,6 +94,8 @@ def measure(runs: int, folder: Path) -> list[Figure]:
         if why_not is None:
             detail = f"{statistics.median(times[5]):.2f} s, {other.memory / MIB:.0f} MiB"
             figures.append(Figure("cold", title, median_ratio(times[5], times[0]), 10, True, "x", detail))
+            ratio = other.cpu / tool.cpu
+            figures.append(Figure("cold", f"{name}: the same, processor time", ratio, None, True, "x", ""))
         else:
             figures.append(Figure("cold", title, float("nan"), None, True, "x", f"not run: {why_not}"))
     figures += _startup(runs, folder, log)

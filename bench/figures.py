@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import resource
 import statistics
 import subprocess
-import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -47,10 +47,34 @@ def run(command: Sequence[str], env: Mapping[str, str] | None = None, log: Path 
     with open(log or os.devnull, "wb") as out:
         began = time.perf_counter()
         child = subprocess.Popen(command, stdout=out, stderr=out, env={**os.environ, **(env or {})})
+        peak = _Peak(child.pid)
         _pid, status, used = os.wait4(child.pid, 0)
         seconds = time.perf_counter() - began
     child.returncode = os.waitstatus_to_exitcode(status)
-    return Ran(seconds, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024, child.returncode)
+    return Ran(seconds, used.ru_utime + used.ru_stime, peak.stop(), child.returncode)
+
+
+class _Peak:
+    """The most memory that a process holds, pages of mapped files included. Its own high-water mark is looked at a
+    hundred times a second: what wait4 tells counts the memory of the process that started it, too."""
+
+    def __init__(self, pid: int) -> None:
+        self._status = Path(f"/proc/{pid}/status")
+        self._most = 0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        while not self._over.wait(0.01):
+            with contextlib.suppress(OSError, StopIteration, ValueError):
+                lines = self._status.read_text().splitlines()
+                self._most = max(self._most, int(next(x for x in lines if x.startswith("VmHWM")).split()[1]) * 1024)
+
+    def stop(self) -> int:
+        self._over.set()
+        self._thread.join()
+        return self._most
 
 
 def paired(runs: int, *what: Callable[[], float]) -> list[list[float]]:
@@ -71,8 +95,3 @@ def median_ratio(top: Sequence[float], bottom: Sequence[float]) -> float:
 def spread(values: Sequence[float], form: str = "{:.2f}") -> str:
     """The values in order, for the detail of a figure."""
     return " ".join(form.format(value) for value in sorted(values))
-
-
-def own_memory() -> int:
-    """The most memory this process held so far, in bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

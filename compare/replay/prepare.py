@@ -90,7 +90,7 @@ def undeclared(captures: Sequence[Capture]) -> list[str]:
         return []
     return [
         f"the file does not say which boundaries its slots are ({found[0].source}): they are called slot0, slot1, … "
-        "and the server's wiring cannot be found among them; name the layer ids of the dump to compare it"
+        "and the server's wiring cannot be found among them; say what they are with --slots-are B0,B3,B31"
     ]
 
 

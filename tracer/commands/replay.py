@@ -10,19 +10,36 @@ import typer
 from drafttrace.tracer import output
 from drafttrace.tracer.boundary import parse_wiring
 from drafttrace.tracer.commands.common import CAUSE, Quiet, Verbose, examples
+from drafttrace.tracer.commands.reading import (
+    PANEL,
+    HiddenSize,
+    LastName,
+    LayerIds,
+    SlotNames,
+    TokensName,
+    mapping_of,
+    request_of,
+)
 from drafttrace.tracer.errors import DrafttraceError
 
 if TYPE_CHECKING:
     from drafttrace.tracer.capture import Capture
+    from drafttrace.tracer.dumps.registry import FieldMap, Request
 
 
-def _captures(spec: str, *, every: bool) -> list[Capture]:
+def _captures(
+    spec: str, *, every: bool, format: str | None, mapping: FieldMap | None, request: Request
+) -> list[Capture]:
     from drafttrace.tracer.open import open_capture, open_numbered
 
     if not every:
-        return [open_capture(spec)]
-    first, count = open_numbered(spec)
-    return [first if number == 0 else open_capture(spec, sample=number) for number in range(count)]
+        return [open_capture(spec, format=format, mapping=mapping, request=request)]
+    first, count = open_numbered(spec, format=format, mapping=mapping, request=request)
+    rest = (
+        open_capture(spec, format=format, sample=number, mapping=mapping, request=request)
+        for number in range(1, count)
+    )
+    return [first, *rest]
 
 
 def _wirings(texts: list[str]) -> list[tuple[int, ...]]:
@@ -64,6 +81,23 @@ def replay(
     ignore: Annotated[
         list[str] | None, typer.Option("--ignore", help="Ignore this unknown config switch. Repeatable.")
     ] = None,
+    slots_are: Annotated[
+        str | None,
+        typer.Option(
+            "--slots-are",
+            metavar="B0,B3,B31",
+            help="The boundaries of the slots, where the file does not say them.",
+            rich_help_panel=PANEL,
+        ),
+    ] = None,
+    format_: Annotated[
+        str | None, typer.Option("--format", help="Read CAPTURE as this format.", rich_help_panel=PANEL)
+    ] = None,
+    hidden_size: HiddenSize = None,
+    layer_ids: LayerIds = None,
+    slots: SlotNames = None,
+    tokens: TokensName = None,
+    last: LastName = None,
     markdown: Annotated[Path | None, typer.Option("--md", help="A report to paste into an issue.")] = None,
     json_out: Annotated[str | None, typer.Option("--json", metavar="FILE|-", help="The machine form.")] = None,
     quiet: Quiet = False,
@@ -77,7 +111,13 @@ def replay(
     from drafttrace.compare.replay.run import replay as run
     from drafttrace.tracer.served_paths import folder_of
 
-    captures = _captures(capture, every=every)
+    captures = _captures(
+        capture,
+        every=every,
+        format=format_,
+        mapping=mapping_of(slots, tokens, last),
+        request=request_of(hidden_size, layer_ids),
+    )
     with output.status("the draft runs", quiet=quiet):
         found = run(
             captures,
@@ -89,6 +129,7 @@ def replay(
             steps=steps,
             sglang_version=sglang_version,
             ignore_switches=ignore or (),
+            slots_are=_wirings([slots_are])[0] if slots_are is not None else None,
         )
     if markdown is not None:
         output.write_text(markdown, render.markdown(found))

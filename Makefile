@@ -1,6 +1,8 @@
 # Two commands for a fresh machine with Python >= 3.11, pip and make: `make demo` and `make test`.
 PYTHON ?= python3
 PAIR ?= tiny-kimi
+# Test files run side by side; a worker holds at most two servers of 1.5 GB.
+WORKERS ?= 2
 PY := .venv/bin/python
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 REQUIREMENTS := tests/sglang_cpu/requirements.txt tests/sglang_cpu/requirements-nodeps.txt tests/requirements.txt
@@ -24,7 +26,7 @@ demo: .venv/.ready
 
 test: .venv/.ready
 	tests/system_packages.sh
-	$(PY) -m pytest -m "not faults_slow"
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m "not faults_slow" -n $(WORKERS) --dist loadfile
 
 # No server, no environment to be built, nothing that takes seconds: the fast half of the unit tests, and the command line.
 test-fast: .venv/.ready

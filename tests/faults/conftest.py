@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -12,13 +13,28 @@ from fault_rows import HEADER, Row, markdown, ordered, summary
 _TESTS = Path(__file__).resolve().parents[1]
 sys.path += [str(_TESTS / "unit"), str(_TESTS / "live")]  # faults, captures and recordings that other tests share
 
-TABLE = pytest.StashKey[list[Row]]()
+PROPERTY = "fault_row"
 
 
 @pytest.fixture
-def fault_row(request: pytest.FixtureRequest) -> Callable[[Row], None]:
-    """``fault_row(row)`` keeps a line for the table."""
-    return request.config.stash.setdefault(TABLE, []).append
+def fault_row(record_property: Callable[[str, object], None]) -> Callable[[Row], None]:
+    """``fault_row(row)`` keeps a line for the table. It travels with the test's report, from whichever process ran it."""
+    return lambda row: record_property(PROPERTY, asdict(row))
+
+
+def _rows(reporter: pytest.TerminalReporter) -> list[Row]:
+    """The lines of all tests that were run."""
+    reports = [report for several in reporter.stats.values() for report in several]
+    kept = [
+        value
+        for report in reports
+        if getattr(report, "when", None) == "call"
+        for name, value in report.user_properties
+        if name == PROPERTY
+    ]
+    return [
+        Row(**{**row, "expected": tuple(row["expected"]), "found": tuple(map(tuple, row["found"]))}) for row in kept
+    ]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -26,7 +42,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    rows = config.stash.get(TABLE, [])
+    rows = _rows(terminalreporter)
     if not rows:
         return
     terminalreporter.section("fault lab")

@@ -117,7 +117,7 @@ def _slots(result: Result) -> Table:
 
 def _narrow_slots(result: Result) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for header in ("slot", "left", "ref", "cos", "rel L2", "verdict"):
+    for header in ("slot", "left", "ref", "cos", "rel L2", "limits", "verdict"):
         table.add_column(header, overflow="fold")
     for slot in (*result.slots, *result.others):
         cells = slot_cells(slot)
@@ -127,6 +127,7 @@ def _narrow_slots(result: Result) -> Table:
             slot.reference_boundary or "?",
             cells[3],
             cells[5],
+            cells[6],
             cells[-1],
         )
     return table

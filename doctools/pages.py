@@ -10,6 +10,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from doctools.markdown import cell, docstring, table
+from doctools.python_page import python_interface
+from doctools.readme import readme
+
 ROOT = Path(__file__).resolve().parents[1]
 NOTE = "<!-- Made by `make docs-pages`; do not edit. -->"
 
@@ -29,106 +33,6 @@ def generated() -> dict[Path, str]:
     }
     made = {folder / name: "\n".join([NOTE, "", *maker()]).rstrip() + "\n" for name, maker in makers.items()}
     return {**made, ROOT / "README.md": readme()}
-
-
-def cell(text: object) -> str:
-    """Text inside a Markdown table."""
-    flat = " ".join(str(text).split())
-    return re.sub(r"([|<>*_\[\]])", r"\\\1", flat) if flat else " "
-
-
-def table(*headers: str, rows: Iterator[tuple[str, ...]] | list[tuple[str, ...]]) -> Iterator[str]:
-    """A Markdown table; cells are Markdown already."""
-    yield "| " + " | ".join(headers) + " |"
-    yield "|" + "---|" * len(headers)
-    yield from ("| " + " | ".join(row) + " |" for row in rows)
-    yield ""
-
-
-# --- the README ----------------------------------------------------------------------------------------------------
-
-_CLASSES = {
-    "wiring": "which boundary is in which slot",
-    "norm": "norms, residual, scale",
-    "weights": "the draft's weights",
-    "vocabulary": "the map from draft to target vocabulary",
-    "position": "positions, rope, window",
-    "token": "tokens and mask against states",
-    "cache": "prefix cache and uptime",
-    "ranks": "tensor-parallel ranks",
-    "batching": "graphs, overlap, batches",
-    "number-format": "number formats",
-    "multimodal": "image and audio tokens",
-    "data": "prompts that differ",
-    "downstream": "everything up to fc is right",
-    "unknown": "none of these",
-    "tracer": "the recorder itself",
-}
-_DUMPERS = {
-    "SpecForge": "SF-",
-    "speculators": "SPEC-",
-    "vLLM hidden-states connector": "VLLM-",
-    "TorchSpec": "TS-",
-    "NVIDIA Model-Optimizer and TensorRT-LLM": "MO-",
-    "NeMo Automodel": "AM-",
-    "AngelSlim": "AS-",
-    "EAGLE-1/2, HASS": "EAGLE12-",
-    "BaldEagle": "BALD-",
-    "SGLang's own dumps": "SG-",
-    "traces and references of drafttrace": "DRAFTTRACE",
-    "any file, with the names of its fields": "MAPPED",
-}
-
-
-def readme() -> str:
-    """The README with its tables made anew, between their ``begin`` and ``end`` comments."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    parts = {"findings": _named, "formats": _read, "commands": _commands, "versions": _versions}
-    for name, maker in parts.items():
-        begin, end = f"<!-- begin: {name} -->", f"<!-- end: {name} -->"
-        head, rest = text.split(begin)
-        text = head + begin + "\n" + "\n".join(maker()).strip() + "\n" + end + rest.split(end)[1]
-    return text
-
-
-def _named() -> Iterator[str]:
-    from drafttrace.compare.vocabulary import CLASSES
-
-    page = "docs/reference/findings.md"
-    rows = [(_CLASSES[kind], ", ".join(f"[`{name}`]({page}#{name})" for name in CLASSES[kind])) for kind in CLASSES]
-    yield from table("about", "findings", rows=rows)
-
-
-def _read() -> Iterator[str]:
-    from drafttrace.tracer.dumps.registry import folder_layouts, layouts
-
-    ids = [*layouts(), *folder_layouts()]
-    left = [name for name in ids if not name.startswith(tuple(_DUMPERS.values()))]
-    if left:
-        raise ValueError(f"the README groups no format {left}; add its project to _DUMPERS")
-    rows = [(who, ", ".join(f"`{n}`" for n in ids if n.startswith(prefix))) for who, prefix in _DUMPERS.items()]
-    yield from table("written by", "formats", rows=rows)
-
-
-def _commands() -> Iterator[str]:
-    import typer.main
-
-    from drafttrace.tracer.cli import app
-
-    group: Any = typer.main.get_command(app)
-    page = "docs/reference/command-line.md"
-    rows = [
-        (f"[`drafttrace {name}`]({page}#drafttrace-{name})", cell((command.help or "").split("\n\n")[0]))
-        for name, command in group.commands.items()
-    ]
-    yield from table("command", "what it does", rows=rows)
-
-
-def _versions() -> Iterator[str]:
-    from drafttrace.hooks.sglang_engine.versions import NEWEST, OLDEST
-
-    oldest, newest = (".".join(map(str, version)) for version in (OLDEST, NEWEST))
-    yield f"SGLang {oldest} to {newest}, the releases with the plugin framework; `drafttrace doctor` checks yours."
 
 
 # --- the command line ----------------------------------------------------------------------------------------------
@@ -437,82 +341,6 @@ def trace_format() -> Iterator[str]:
     yield "```"
 
 
-# --- Python --------------------------------------------------------------------------------------------------------
-
-
-def python_interface() -> Iterator[str]:
-    import drafttrace
-    from drafttrace import plots
-    from drafttrace.row_table import RowTable
-    from drafttrace.tracer.capture import Capture
-
-    yield "# Python"
-    yield ""
-    yield "Importing `drafttrace` is cheap: each name loads what it needs when it is first used."
-    yield ""
-    functions = [name for name in drafttrace.__all__ if inspect.isfunction(getattr(drafttrace, name))]
-    for name in functions:
-        yield from _function(f"drafttrace.{name}", getattr(drafttrace, name))
-    yield "## drafttrace.Result"
-    yield ""
-    yield "What `diff` and `load` return; its fields are those of [the result](result.md)."
-    yield ""
-    yield from _method("Result.save", drafttrace.Result.save)
-    yield "`print(result)` is the terminal's report; a notebook shows it as a table."
-    yield ""
-    yield "## drafttrace.Capture"
-    yield ""
-    yield from _doc(Capture)
-    yield "## drafttrace.RowTable"
-    yield ""
-    yield from _doc(RowTable)
-    yield from _method("RowTable.to_pandas", RowTable.to_pandas)
-    yield from _method("RowTable.to_polars", RowTable.to_polars)
-    yield "## drafttrace.plots"
-    yield ""
-    yield "`pip install 'drafttrace[plot]'`."
-    yield ""
-    yield from _function("drafttrace.plots.by_position", plots.by_position, level=3)
-    yield from _function("drafttrace.plots.heatmap", plots.heatmap, level=3)
-
-
-def _function(name: str, function: Any, level: int = 2) -> Iterator[str]:
-    yield f"{'#' * level} {name}"
-    yield ""
-    yield from _method(name, function)
-
-
-def _method(name: str, function: Any) -> Iterator[str]:
-    yield "```text"
-    yield _signature(name, function)
-    yield "```"
-    yield ""
-    yield from _doc(function)
-
-
-def _signature(name: str, function: Any) -> str:
-    signature = inspect.signature(function)
-    parameters = [p.replace() for p in signature.parameters.values() if p.name != "self"]
-    text = f"{name}{signature.replace(parameters=parameters)}".replace("'", "")
-    if len(text) <= 100:
-        return text
-    parts = [str(p).replace("'", "") for p in parameters]
-    kinds = [p.kind for p in parameters]
-    first = next((i for i, kind in enumerate(kinds) if kind is inspect.Parameter.KEYWORD_ONLY), None)
-    if first is not None:
-        parts.insert(first, "*")
-    return f"{name}(\n    " + ",\n    ".join(parts) + f",\n) -> {signature.return_annotation!s}".replace("'", "")
-
-
-def _doc(thing: Any) -> Iterator[str]:
-    text = inspect.getdoc(thing) or ""
-    text = re.sub(r":(?:func|class|mod|meth|attr):`~?([^`]+)`", lambda m: f"`{m[1].rsplit('.', 1)[-1]}`", text)
-    text = text.replace("``", "`")
-    outside = re.split(r"(`[^`]*`)", text)
-    yield "".join(part if part.startswith("`") else re.sub(r"([\[\]<>*_|])", r"\\\1", part) for part in outside)
-    yield ""
-
-
 # --- SGLang, thresholds --------------------------------------------------------------------------------------------
 
 
@@ -563,7 +391,7 @@ def sglang() -> Iterator[str]:
             value = f"{field.default} ({field.default >> 20} MiB)"
         rows.append((f"`{variable}`", f"`{field.name}`", "" if value in (None, False) else str(value)))
     yield from table("variable", "setting", "default", rows=rows)
-    yield from _doc(Settings)
+    yield from docstring(Settings)
 
 
 def thresholds() -> Iterator[str]:
@@ -579,4 +407,4 @@ def thresholds() -> Iterator[str]:
     yield from table(
         "name", "default", rows=[(f"`{f.name}`", f"{f.default}") for f in dataclasses.fields(Thresholds)]
     )
-    yield from _doc(Thresholds)
+    yield from docstring(Thresholds)

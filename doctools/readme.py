@@ -1,0 +1,94 @@
+"""The README's tables, made from the code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from doctools.markdown import cell, table
+
+ROOT = Path(__file__).resolve().parents[1]
+
+_CLASSES = {
+    "wiring": "which boundary is in which slot",
+    "norm": "norms, residual, scale",
+    "weights": "the draft's weights",
+    "vocabulary": "the map from draft to target vocabulary",
+    "position": "positions, rope, window",
+    "token": "tokens and mask against states",
+    "cache": "prefix cache and uptime",
+    "ranks": "tensor-parallel ranks",
+    "batching": "graphs, overlap, batches",
+    "number-format": "number formats",
+    "multimodal": "image and audio tokens",
+    "data": "prompts that differ",
+    "downstream": "everything up to fc is right",
+    "unknown": "none of these",
+    "tracer": "the recorder itself",
+}
+_DUMPERS = {
+    "SpecForge": "SF-",
+    "speculators": "SPEC-",
+    "vLLM hidden-states connector": "VLLM-",
+    "TorchSpec": "TS-",
+    "NVIDIA Model-Optimizer and TensorRT-LLM": "MO-",
+    "NeMo Automodel": "AM-",
+    "AngelSlim": "AS-",
+    "EAGLE-1/2, HASS": "EAGLE12-",
+    "BaldEagle": "BALD-",
+    "SGLang's own dumps": "SG-",
+    "traces and references of drafttrace": "DRAFTTRACE",
+    "any file, with the names of its fields": "MAPPED",
+}
+
+
+def readme() -> str:
+    """The README with its tables made anew, between their ``begin`` and ``end`` comments."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    parts = {"findings": _named, "formats": _read, "commands": _commands, "versions": _versions}
+    for name, maker in parts.items():
+        begin, end = f"<!-- begin: {name} -->", f"<!-- end: {name} -->"
+        head, rest = text.split(begin)
+        text = head + begin + "\n" + "\n".join(maker()).strip() + "\n" + end + rest.split(end)[1]
+    return text
+
+
+def _named() -> Iterator[str]:
+    from drafttrace.compare.vocabulary import CLASSES
+
+    page = "docs/reference/findings.md"
+    rows = [(_CLASSES[kind], ", ".join(f"[`{name}`]({page}#{name})" for name in CLASSES[kind])) for kind in CLASSES]
+    yield from table("about", "findings", rows=rows)
+
+
+def _read() -> Iterator[str]:
+    from drafttrace.tracer.dumps.registry import folder_layouts, layouts
+
+    ids = [*layouts(), *folder_layouts()]
+    left = [name for name in ids if not name.startswith(tuple(_DUMPERS.values()))]
+    if left:
+        raise ValueError(f"the README groups no format {left}; add its project to _DUMPERS")
+    rows = [(who, ", ".join(f"`{n}`" for n in ids if n.startswith(prefix))) for who, prefix in _DUMPERS.items()]
+    yield from table("written by", "formats", rows=rows)
+
+
+def _commands() -> Iterator[str]:
+    import typer.main
+
+    from drafttrace.tracer.cli import app
+
+    group: Any = typer.main.get_command(app)
+    page = "docs/reference/command-line.md"
+    rows = [
+        (f"[`drafttrace {name}`]({page}#drafttrace-{name})", cell((command.help or "").split("\n\n")[0]))
+        for name, command in group.commands.items()
+    ]
+    yield from table("command", "what it does", rows=rows)
+
+
+def _versions() -> Iterator[str]:
+    from drafttrace.hooks.sglang_engine.versions import NEWEST, OLDEST
+
+    oldest, newest = (".".join(map(str, version)) for version in (OLDEST, NEWEST))
+    yield f"SGLang {oldest} to {newest}, the releases with the plugin framework; `drafttrace doctor` checks yours."

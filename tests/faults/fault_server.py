@@ -66,6 +66,11 @@ def check(target: Path, draft: Path, out: Path, *more: str | Path) -> Found:
     return _found(out, "check", "--target", target, "--draft", draft, *more)
 
 
+def replay(trace: Path) -> Found:
+    """``drafttrace replay``, with the folders that the trace names."""
+    return _found(trace.with_suffix(".replay.json"), "replay", trace)
+
+
 def record(url: str, out: Path, *more: str | Path, source: Sequence[str | Path]) -> Path:
     """``drafttrace record``; ``source`` are the options that name the prompt."""
     arguments = ["--url", url, *source, "-o", out, "--force", "--quiet", *more]

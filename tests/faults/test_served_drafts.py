@@ -17,6 +17,8 @@ from fault_server import STEPS, FaultServer, Found, check, diff, dump_of, record
 from sglang_cpu.arguments import cpu_args
 from sglang_cpu.server import ServerDied
 
+from drafttrace.tracer.errors import DrafttraceError
+
 pytestmark = [pytest.mark.faults, pytest.mark.live, pytest.mark.faults_slow]
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,7 +31,7 @@ class Case:
     """A draft, or arguments, with a fault. wanted: command -> the id that it must name first (None: no fault).
 
     as_trained: the kimi draft with the ids that its trainer wrote, which SGLang reads otherwise. dies: the server may
-    end when it drafts with it, and then nothing is left but the audit.
+    end when it drafts with it, and then nothing is left but the audit. missed: why the tool does not name it.
     """
 
     fault: str
@@ -39,6 +41,7 @@ class Case:
     weights: Callable[[drafts.Weights], None] | None = None
     as_trained: bool = False
     dies: bool = False
+    missed: str = ""
     serve: tuple[str, ...] = ()
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
@@ -89,7 +92,12 @@ CASES = (
         weights=drafts.map_out_of_range,
         dies=True,
     ),
-    *on_both("rope theta of the draft changed", {CHECK: "rope-mismatch"}, config=drafts.other_theta),
+    *on_both(
+        "rope theta of the draft changed",
+        {CHECK: "rope-mismatch"},
+        config=drafts.other_theta,
+        missed="a note only: many drafts are trained with another base than their target",
+    ),
     *on_both("fc_norm asked for, not in the checkpoint", {CHECK: "weights-missing"}, config=drafts.fc_norm_asked),
     *on_both("fc_norm in the checkpoint, not asked for", {CHECK: "norm-missing"}, weights=drafts.with_fc_norm),
 )
@@ -100,7 +108,19 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("served-drafts")
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.pair}-{case.fault}")
+def _parameters() -> list[Any]:
+    """The cases; those that are known to be missed fail, strictly."""
+    return [
+        pytest.param(
+            case,
+            id=f"{case.pair}-{case.fault}",
+            marks=pytest.mark.xfail(strict=True, reason=case.missed) if case.missed else (),
+        )
+        for case in CASES
+    ]
+
+
+@pytest.mark.parametrize("case", _parameters())
 def test_a_faulty_draft_is_named(
     case: Case, start_server: Callable[..., Any], pairs: Any, home: Path, tmp_path: Path, fault_row: Any
 ) -> None:
@@ -113,34 +133,31 @@ def test_a_faulty_draft_is_named(
     trace: Path | None = tmp_path / "t.h5"
     try:
         record(server.url, tmp_path / "t.h5", source=["--from-dump", dump_of(pair)])
-    except (ServerDied, Exception):
+    except (ServerDied, DrafttraceError):
         if not case.dies:
             raise
         trace = None
-    rows = [_judged(case, command, wanted, trace, pair, draft) for command, wanted in case.wanted.items()]
+    wanted = {k: v for k, v in case.wanted.items() if trace is not None or k == CHECK}
+    rows = [_judged(case, command, name, trace, pair, draft, tmp_path) for command, name in wanted.items()]
     for row, _ in rows:
         fault_row(row)
     for row, found in rows:
-        assert row.reached, (row, found.explained if found else "the server died")
-        assert found is None or found.code == (0 if not row.expected else 1)
+        assert row.reached, (row, found.explained)
+        assert found.code == (0 if not row.expected else 1)
 
 
 def _judged(
-    case: Case, command: str, wanted: str | None, trace: Path | None, pair: Any, draft: Path
-) -> tuple[Row, Found | None]:
+    case: Case, command: str, wanted: str | None, trace: Path | None, pair: Any, draft: Path, folder: Path
+) -> tuple[Row, Found]:
     """One line of the table: what this command says of the served draft."""
-    out = draft.parent / f"{case.pair}.json"
     expected = () if wanted is None else (wanted,)
-    found: Found | None
     if command == CHECK:
         trained = ("--trained", "B0,B3,B31") if case.pair == KIMI else ("--trained", "B2,B8,B13")
-        found = check(pair.target, draft, out, *trained)
-    elif trace is None:
-        died = "the server died before it could be recorded"
-        return Row(case.fault, case.pair, expected, (), 0.0, "server", command, died), None
+        found = check(pair.target, draft, folder / "check.json", *trained)
     else:
+        assert trace is not None
         found = diff(trace, dump_of(pair) if command == DIFF else None)
-    return Row(case.fault, case.pair, expected, found.faults, found.seconds, "server", command), found
+    return Row(case.fault, case.pair, expected, found.faults, found.seconds, "server", command, case.missed), found
 
 
 @pytest.mark.parametrize("name", [KIMI, LLAMA])

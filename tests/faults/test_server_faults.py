@@ -8,6 +8,7 @@ with the commands that a user types. Faults of configs and checkpoints, which ne
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from typing import Any
 
 import pytest
 import recording
-from fault_server import NEW_TOKENS, FaultServer, diff, drafttrace, dump_of, record
+from fault_server import NEW_TOKENS, FaultServer, diff, drafttrace, dump_of, record, replay
 
 from drafttrace.tracer.open import open_capture
 from drafttrace.tracer.reference import tokens_of
@@ -24,7 +25,7 @@ from drafttrace.tracer.reference import tokens_of
 pytestmark = [pytest.mark.faults, pytest.mark.live]
 
 NAMES = ("tiny-kimi", "tiny-llama")
-AGAINST_DUMP, ALONE = "diff TRACE DUMP", "diff TRACE"
+AGAINST_DUMP, ALONE, REPLAY = "diff TRACE DUMP", "diff TRACE", "replay TRACE"
 
 # fault: (word of the switch, the id that must come first, the command that a user runs)
 SINGLE: dict[str, tuple[str, str, str]] = {
@@ -57,7 +58,7 @@ SINGLE: dict[str, tuple[str, str, str]] = {
     "recycled state of the round before": ("recycled-stale", "stale-rows", ALONE),
     "d2t missing": ("map-missing", "vocab-map-missing", ALONE),
     "draft head never filled": ("head-at-random", "downstream", AGAINST_DUMP),
-    "draft head is the target's": ("head-of-target", "downstream", AGAINST_DUMP),
+    "draft head is the target's": ("head-of-target", "weights-replaced", REPLAY),
 }
 
 PAIRS = [
@@ -88,6 +89,8 @@ def server(request: pytest.FixtureRequest, start_server: Callable[..., Any], pai
 
 
 def compare(server: FaultServer, trace: Path, command: str) -> Any:
+    if command == REPLAY:
+        return replay(trace)
     return diff(trace, dump_of(server.pair) if command == AGAINST_DUMP else None)
 
 
@@ -103,6 +106,7 @@ def test_a_fault_of_the_server_is_named_first(
     assert found.code == 1
 
 
+@pytest.mark.faults_slow
 @pytest.mark.parametrize(("first", "second"), PAIRS)
 def test_two_faults_of_the_server_are_both_named(
     server: FaultServer, first: str, second: str, tmp_path: Path, fault_row: Any
@@ -127,7 +131,7 @@ def crowd(server: FaultServer) -> Iterator[None]:
         while running:
             ids = [5 + (seed * 37 + i * 11) % 240 for i in range(40)]
             server.traced.server.generate(
-                input_ids=ids, max_new_tokens=80, ignore_eos=True, extra_key=f"crowd-{seed}"
+                input_ids=ids, max_new_tokens=40, ignore_eos=True, extra_key=f"crowd-{seed}"
             )
 
     with ThreadPoolExecutor(3) as pool:
@@ -138,6 +142,26 @@ def crowd(server: FaultServer) -> Iterator[None]:
             running = False
             for job in jobs:
                 job.result()
+
+
+@pytest.mark.faults_slow
+def test_rows_of_another_request(server: FaultServer, tmp_path: Path, fault_row: Any) -> None:
+    """Two traced requests in one batch, of which the second is given the first one's rows."""
+    running = server.traced.server
+    asked = recording.start(running)
+    ids = [int(token) for token in tokens_of(open_capture(str(dump_of(server.pair, 1))))[:30]]
+    options: dict[str, Any] = {"max_new_tokens": 160, "ignore_eos": True, "rid": asked["rid"]}
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(lambda: running.generate(input_ids=ids, extra_key=asked["id"], **options))
+        while not first.done() and running.get(f"/drafttrace/traces/{asked['id']}")["rows"] < 40:
+            time.sleep(0.05)
+        trace = server.record(tmp_path / "t.h5", "another-request")
+        first.result()
+    other = recording.collect(server.traced, asked["id"]).path
+    found = diff(trace, dump_of(server.pair), "--others", other)
+    row = server.row("another request's rows", ["cross-request"], found, "diff TRACE DUMP --others OTHER")
+    fault_row(row)
+    assert row.reached and found.code == 1, found.explained
 
 
 def shared_key(server: FaultServer, key: str, out: Path) -> Path:
@@ -160,6 +184,7 @@ def test_a_cached_prefix_is_said_and_is_no_fault(server: FaultServer, tmp_path: 
     assert found.code == 0, found.explained
 
 
+@pytest.mark.faults_slow
 def test_what_is_wrong_behind_a_cached_prefix_only(server: FaultServer, tmp_path: Path, fault_row: Any) -> None:
     server.put_in("wrong-when-warm")
     cold = shared_key(server, "warm", tmp_path / "cold.h5")
@@ -171,6 +196,7 @@ def test_what_is_wrong_behind_a_cached_prefix_only(server: FaultServer, tmp_path
     assert row.reached and found.code == 1, found.explained
 
 
+@pytest.mark.faults_slow
 def test_a_server_that_has_gone_bad(server: FaultServer, tmp_path: Path, fault_row: Any) -> None:
     early = server.record(tmp_path / "early.h5")
     late = server.record(tmp_path / "late.h5", "wrong-later")
@@ -180,6 +206,7 @@ def test_a_server_that_has_gone_bad(server: FaultServer, tmp_path: Path, fault_r
     assert row.reached and found.code == 1, found.explained
 
 
+@pytest.mark.faults_slow
 def test_another_prompt_than_the_dumps(server: FaultServer, tmp_path: Path, fault_row: Any) -> None:
     """Another chat template in front, and a prompt that was cut: the ids differ before any state does."""
     dump = open_capture(str(dump_of(server.pair)))
@@ -211,6 +238,7 @@ def test_a_healthy_server_raises_no_alarm(server: FaultServer, index: int, tmp_p
         assert row.reached and found.code == 0, found.explained
 
 
+@pytest.mark.faults_slow
 def test_a_healthy_server_against_transformers(server: FaultServer, tmp_path: Path, fault_row: Any) -> None:
     """Held-out prompts, for which no dump exists: ``drafttrace reference`` computes what training would have stored."""
     from pairs.corpus import held_out_prompts
@@ -226,6 +254,7 @@ def test_a_healthy_server_against_transformers(server: FaultServer, tmp_path: Pa
         assert row.reached and found.code == 0, found.explained
 
 
+@pytest.mark.faults_slow
 def test_a_healthy_server_against_itself(server: FaultServer, tmp_path: Path, fault_row: Any) -> None:
     """The same prompt twice, and once more in a crowd: other batch shapes round differently."""
     one, two = (server.record(tmp_path / f"{i}.h5") for i in range(2))

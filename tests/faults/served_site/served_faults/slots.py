@@ -148,15 +148,13 @@ def stale_row(states: Slots, here: Pass) -> Slots:
 
 
 def another_request(states: Slots, here: Pass) -> Slots:
-    """In a batch of several, every request gets the next one's rows."""
-    spans = list(here.spans())
-    if len(spans) < 2:
-        return states
+    """In a batch of several, every request is given the first one's rows."""
+    (_, first), *others = here.spans()
     changed = [state.clone() for state in states]
-    for (_, mine), (_, other) in zip(spans, [*spans[1:], spans[0]], strict=True):
-        count = min(mine.stop - mine.start, other.stop - other.start)
+    for _, mine in others:
+        count = min(mine.stop - mine.start, first.stop - first.start)
         for state, new in zip(states, changed, strict=True):
-            new[mine.start : mine.start + count] = state[other.start : other.start + count]
+            new[mine.start : mine.start + count] = state[first.start : first.start + count]
     return changed
 
 

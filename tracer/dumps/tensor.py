@@ -16,7 +16,7 @@ from drafttrace.tracer.errors import UnreadableFile
 from drafttrace.tracer.rows import ArrayRows, DType, Floats, Raw, to_float32
 
 # Bytes that may be resident before they are given back. Large enough to keep a block of several slots.
-_RESIDENT = 96 << 20
+_RESIDENT = 64 << 20
 
 Array = npt.NDArray[Any]
 
@@ -28,7 +28,7 @@ STORAGE: dict[str, np.dtype[Any]] = {kind.value: kind.storage for kind in DType}
 
 
 class MappedFile:
-    """A file mapped read-only. Pages that were read are given back after every 96 MiB, so that reading a dump of
+    """A file mapped read-only. Pages that were read are given back after every 64 MiB, so that reading a dump of
     any size keeps a small resident set; the pages stay in the system's file cache."""
 
     def __init__(self, path: Path, fd: int | None = None) -> None:
@@ -115,6 +115,6 @@ class StoredRows(ArrayRows):
 
     def raw(self, start: int, stop: int) -> Raw:
         block = super().raw(start, stop)
-        if self._file is not None:
-            self._file.touched(block.nbytes)
+        if self._file is not None:  # the system maps whatever lies around a page, so other slots' rows count, too
+            self._file.touched(max(block.nbytes, len(block) * abs(block.strides[0])))
         return block

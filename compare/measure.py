@@ -87,7 +87,8 @@ def measure_many(
     if native.available() and len(left_index) and all(left.width for left, _right, _massive in slots):
         jobs = [blocks.Slot(a, b, _NO_CHANNELS if massive is None else massive) for a, b, massive in slots]
         outputs = blocks.measure(jobs, left_index, right_index, BLOCK_BYTES // 8)
-        return tuple(_of_output(out, job.massive) for out, job in zip(outputs, jobs, strict=True))
+        outputs.reverse()
+        return tuple([_of_output(outputs.pop(), job.massive) for job in jobs])  # each one's room is free after it
     return tuple(_measure_plainly(a, left_index, b, right_index, massive) for a, b, massive in slots)
 
 

@@ -147,7 +147,7 @@ def test_the_metadata(wheel: Path) -> None:
     needed = [Requirement(text) for text in head.get_all("Requires-Dist") or []]
     plain = {one.name for one in needed if one.marker is None}
     assert plain == {"torch", "numpy", "h5py", "safetensors", "typer"}
-    assert {"plot", "pandas", "polars"} == set(head.get_all("Provides-Extra") or [])
+    assert {"plot", "pandas", "polars"} <= set(head.get_all("Provides-Extra") or [])
     # A ceiling would fight with what SGLang pins.
     assert all(specifier.operator == ">=" for one in needed for specifier in one.specifier)
 
@@ -236,7 +236,7 @@ def test_what_sglang_pins_suits_drafttrace() -> None:
                 assert one.specifier.contains(pin.version.removesuffix(".*"), prereleases=True), (one, pin)
 
 
-LOWEST = {"numpy": "1.26.0", "h5py": "3.10.0", "safetensors": "0.4.3", "typer": "0.15.1"}
+LOWEST = {"numpy": "1.26.0", "h5py": "3.10.0", "safetensors": "0.4.3", "typer": "0.16.0"}
 
 
 @pytest.fixture(scope="module")

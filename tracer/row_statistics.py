@@ -47,14 +47,12 @@ def row_statistics(rows: Rows, count: int | None = None) -> RowStatistics:
     row0: float | None = None
     with np.errstate(over="ignore", invalid="ignore"):
         for start, stop in spans:
-            block = rows.floats(start, stop)
-            squares = np.einsum("rh,rh->r", block, block, dtype=np.float64, casting="same_kind")
-            finite = _finite_rows(block, squares)
+            squares, finite, again = _look_at(rows, start, stop)
             norm = np.sqrt(squares)
-            read += len(block)
+            read += len(norm)
             nan_rows += int((~finite).sum())
             zero_rows += int((finite & (norm == 0)).sum())
-            repeated += int((block[1:] == block[:-1]).all(-1).sum())
+            repeated += again
             if start == 0 and finite[0]:
                 row0 = float(norm[0])
             skip = 1 if start == 0 and count > 1 else 0
@@ -74,6 +72,20 @@ def row_statistics(rows: Rows, count: int | None = None) -> RowStatistics:
         zero_rows,
         repeated,
     )
+
+
+def _look_at(rows: Rows, start: int, stop: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_], int]:
+    """Sums of squares ``[n]``, which rows are finite ``[n]``, and how many equal the one before them."""
+    from drafttrace.compare.kernels import blocks, native
+
+    out = blocks.sums_of(rows, start, stop)
+    if out is not None:
+        finite = (out.flags & native.NAN_LEFT) == 0
+        hashes = out.hashes[:, 0]
+        return out.sums[:, 0], finite, int(((hashes[1:] == hashes[:-1]) & finite[1:]).sum())
+    block = rows.floats(start, stop)
+    squares = np.einsum("rh,rh->r", block, block, dtype=np.float64, casting="same_kind")
+    return squares, _finite_rows(block, squares), int((block[1:] == block[:-1]).all(-1).sum())
 
 
 def _finite_rows(block: Floats, squares: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:

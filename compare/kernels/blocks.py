@@ -20,6 +20,7 @@ from drafttrace.tracer.rows import Rows
 
 _MOST_THREADS = 8  # the memory is the limit long before
 _WORTH_A_THREAD = 1 << 19  # bytes
+_NOTHING = np.empty(0, np.int64)
 _SPREAD = 4  # a span of rows may be this many times as long as the rows that are wanted of it
 
 
@@ -74,6 +75,17 @@ def measure(
         _remember(slot.left, left_index, output.hashes[:, 0])
         _remember(slot.right, right_index, output.hashes[:, 1])
     return outputs
+
+
+def sums_of(rows: Rows, start: int, stop: int) -> native.Output | None:
+    """The kernel's output for rows ``start..stop`` (at least one) of one matrix against themselves, without the
+    median; None without a compiled kernel."""
+    if not native.available() or rows.width == 0:
+        return None
+    held, index = block(rows, np.arange(start, stop))
+    out = native.Output.empty(stop - start)
+    native.measure(held, index, held, index, _NOTHING, out, ulp=False)
+    return out
 
 
 def block(rows: Rows, index: Ints) -> tuple[native.Block, Ints]:

@@ -13,6 +13,7 @@ from drafttrace.compare.kernels.pairs import cross_dots, row_sums
 from drafttrace.compare.locate import cross_distances, distance
 from drafttrace.compare.measure import RowMeasures, duplicate_rows, massive_channels, measure_many, measure_rows
 from drafttrace.compare.sample import Sample, Stream
+from drafttrace.tracer.row_statistics import row_statistics
 from drafttrace.tracer.rows import ArrayRows, DType, Rows, runs, to_float32
 
 needs_kernel = pytest.mark.skipif(not native.available(), reason="no C compiler was there when this was installed")
@@ -387,3 +388,23 @@ def test_rows_that_were_measured_are_not_read_again_for_their_hashes() -> None:
     read.clear()
     np.testing.assert_array_equal(blocks.hash_rows(rows, index, 1 << 20), known[index])
     assert read == []
+
+
+@needs_kernel
+@pytest.mark.parametrize("dtype", [DType.BF16, DType.FP16, DType.FP32])
+def test_statistics_of_a_matrix_are_the_same_with_and_without_the_kernel(
+    dtype: DType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = np.random.default_rng(6).standard_normal((50, 70)).astype(np.float32)
+    values[0] *= 100
+    values[7] = values[6]
+    values[20:22] = 0
+    values[30, 4], values[31, 4], values[32] = np.nan, np.nan, np.inf
+    rows = ArrayRows(stored(values, dtype), dtype)
+    first = row_statistics(rows).to_json()
+    monkeypatch.setattr(native, "available", lambda: False)
+    second = row_statistics(rows).to_json()
+    assert first.keys() == second.keys()
+    for name, value in second.items():
+        assert first[name] == pytest.approx(value, rel=1e-6), name
+    assert (first["nan_rows"], first["zero_rows"], first["repeated_rows"]) == (3, 2, 2)

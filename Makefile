@@ -30,7 +30,8 @@ test: .venv/.ready
 
 # No server, no environment to be built, nothing that takes seconds: the fast half of the unit tests, and the command line.
 test-fast: .venv/.ready
-	OMP_NUM_THREADS=1 $(PY) -m pytest tests/unit tests/cli tests/docs -m "not slow and not packaging and not real"
+	OMP_NUM_THREADS=1 $(PY) -m pytest tests/unit tests/cli tests/docs -m "not slow and not packaging and not real" \
+	  -n $(WORKERS) --dist loadfile
 
 # The table of faults put into real dumps and servers: fault, expected id, found ids. With TABLE=FILE also as Markdown.
 faults: .venv/.ready

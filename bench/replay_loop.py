@@ -52,7 +52,8 @@ def layer(w: Mapping[str, Tensor], c: DraftConfig, h: Tensor, e: Tensor, positio
     query = turn(heads("q_proj", c.heads), position, c.rope.theta)
     cache.keys.append(turn(heads("k_proj", c.kv_heads), position, c.rope.theta).repeat_interleave(repeat, 0))
     cache.values.append(heads("v_proj", c.kv_heads).repeat_interleave(repeat, 0))
-    keys, values = torch.stack(cache.keys, 1), torch.stack(cache.values, 1)
+    seen = slice(-(c.windows[0] or len(cache.keys)), None)
+    keys, values = torch.stack(cache.keys[seen], 1), torch.stack(cache.values[seen], 1)
     share = ((keys @ query[:, :, None])[..., 0] * c.head_dim**-0.5).softmax(-1)
     mixed = (share[:, None, :] @ values)[:, 0].reshape(-1)
     h = h + w[at + "self_attn.o_proj.weight"] @ mixed

@@ -78,6 +78,7 @@ class DraftConfig:
 
     target_hidden_size is None where the file does not give one (then hidden_size holds). layer_ids is None where no
     field holds a list of integers; ``ids_problem`` says what stood there instead. norm flags: True only if set.
+    windows: how many tokens a row of each layer sees, itself included (None: all before it).
     """
 
     path: Path
@@ -112,8 +113,13 @@ class DraftConfig:
     attention_bias: bool
     mlp_bias: bool
     mla: MlaDims | None
-    window: int | None
+    windows: tuple[int | None, ...]
     other_ids: tuple[LayerIds, ...] = field(default_factory=tuple)
+
+    @property
+    def window(self) -> int | None:
+        """The sliding window of the first layer that has one; None where every layer sees everything."""
+        return next((window for window in self.windows if window is not None), None)
 
     @property
     def slot_width(self) -> int:
@@ -174,7 +180,7 @@ def parse_draft_config(raw: Mapping[str, Any], path: Path) -> DraftConfig:
         attention_bias=bool(flat.get("attention_bias", False)),
         mlp_bias=bool(flat.get("mlp_bias", False)),
         mla=_mla(flat, path),
-        window=_window(flat, path),
+        windows=_windows(flat, path),
         other_ids=tuple(found[1:]),
     )
 
@@ -255,16 +261,21 @@ def _mla(flat: Mapping[str, Any], path: Path) -> MlaDims | None:
     )
 
 
-def _window(flat: Mapping[str, Any], path: Path) -> int | None:
-    """The sliding window, where the config really switches one on."""
-    kinds = flat.get("layer_types")
+def _windows(flat: Mapping[str, Any], path: Path) -> tuple[int | None, ...]:
+    """The sliding window of every layer, where the config really switches one on.
+
+    ``layer_types`` says it layer by layer; without it Qwen's configs keep the first ``max_window_layers`` layers whole.
+    """
+    layers = _optional(flat, "num_hidden_layers", path) or 1
+    size = _optional(flat, "sliding_window", path) or None
+    kinds, whole = flat.get("layer_types"), 0
     if isinstance(kinds, list):
-        used = "sliding_attention" in kinds
+        return tuple(size if kind == "sliding_attention" else None for kind in [*kinds, *[None] * layers][:layers])
+    if "use_sliding_window" in flat:
+        used, whole = bool(flat["use_sliding_window"]), _optional(flat, "max_window_layers", path) or 0
     else:
-        used = bool(
-            flat.get("use_sliding_window", str(flat.get("model_type")) in {"mistral", "gemma2", "gemma3_text"})
-        )
-    return _optional(flat, "sliding_window", path) if used else None
+        used = str(flat.get("model_type")) in {"mistral", "gemma2", "gemma3_text"}
+    return tuple(size if used and layer >= whole else None for layer in range(layers))
 
 
 def _count(flat: Mapping[str, Any], key: str, path: Path) -> int:

@@ -227,7 +227,8 @@ def _positions(subject: Subject) -> Iterator[Finding]:
             0.6,
             f"The draft was trained with a sliding window of {draft.window}; SGLang's draft class reads it from the "
             "server's arguments only and attends to everything otherwise.",
-            f"Start the server with --speculative-draft-window-size {draft.window}.",
+            f"Start the server with --speculative-draft-window-size {max(1, draft.window - 1)} (SGLang counts the tokens "
+            "before a row, the config the row as well).",
             {"window": draft.window},
         )
 

@@ -19,6 +19,7 @@ LEAST_GAIN = 0.02
 _SIGMAS = 3.0
 _UNCOVERED = 0.05
 _WORKS = 0.2
+_CHANCE = 0.01
 
 
 def significant(better: float, worse: float, rows: int) -> bool:
@@ -92,6 +93,50 @@ def _unmeasured(
     yield from difference_findings(subject, [key for key in winner if isinstance(key, int)], said, facts, 0.85)
 
 
+def works(score: WiringScore) -> bool:
+    """Whether a draft that works could have so few hits by chance: one in a hundred times or more often.
+
+    A draft that works names a fifth of the tokens that it can say at the least. Nothing is claimed of those it cannot.
+    """
+    rows = round(score.rows * score.steps[0].coverage) if math.isfinite(score.steps[0].coverage) else 0
+    if not math.isfinite(score.top1) or rows == 0:
+        return True
+    hits = round(score.top1 * score.rows)
+    if hits >= _WORKS * rows:
+        return True
+    chance = sum(
+        math.exp(
+            math.lgamma(rows + 1) - math.lgamma(k + 1) - math.lgamma(rows - k + 1)
+            + k * math.log(_WORKS) + (rows - k) * math.log1p(-_WORKS)
+        )
+        for k in range(hits + 1)
+    )  # fmt: skip
+    return chance >= _CHANCE
+
+
+def useless_findings(winner: Sequence[Key], score: WiringScore, tried: int) -> Iterator[Finding]:
+    """The best of the wirings at hand is no good either. tried: how many a search compared (0: none was asked for)."""
+    if works(score):
+        return
+    remedy = (
+        "Record all boundaries (drafttrace record --boundaries all) or make them (drafttrace reference), then replay "
+        "with --search: the wiring of training may be another one."
+    )
+    if tried > 1:
+        remedy = (
+            f"None of the {tried} wirings that were tried works: look at the weights (drafttrace check), and whether the "
+            "text is of the kind that the draft was trained on; a capture with all boundaries widens the search."
+        )
+    yield fault(
+        "unexplained",
+        0.6,
+        f"The draft does not work with any wiring that was tried: {keys_name(winner)}, the best one, gives "
+        f"{score.top1:.1%} over {score.rows} rows.",
+        remedy,
+        {"wiring": keys_name(winner), "top1": score.top1, "rows": score.rows, "tried": tried},
+    )
+
+
 def last_findings(captures: Sequence[Capture], layers: int) -> Iterator[Finding]:
     """A "last" state that its own file declares as another boundary than the target's last."""
     for capture in captures:
@@ -141,6 +186,11 @@ _MEANING = {
         "Store d2t[i] - i.",
     ),
     ("d2t", "offsets"): ("vocab-map-offset", "d2t holds offsets", "Keep d2t as it is."),
+    ("windows", "none"): (
+        "window-mismatch",
+        "the draft should see all tokens before a row, not a window of them",
+        '"sliding_window": null',
+    ),
     ("embedding", "target"): (
         "weights-replaced",
         "the target's embedding should be used",
@@ -184,6 +234,10 @@ def _shares(score: WiringScore, step: int) -> float:
     return one.token_top1 if one.target_top1 is None else one.target_top1
 
 
+_IGNORED = {"norm": "norm-missing", "windows": "window-mismatch"}
+"""Parts of switches' names, and what is wrong where a server runs the draft without them."""
+
+
 def served_switch_findings(
     trained: WiringScore, served: WiringScore | None, changed: Sequence[str]
 ) -> Iterator[Finding]:
@@ -193,8 +247,9 @@ def served_switch_findings(
     worst = max(range(len(trained.steps)), key=lambda s: _shares(trained, s) - _shares(served, s))
     before, after = _shares(trained, worst), _shares(served, worst)
     if significant(before, after, trained.steps[worst].rows):
+        kinds = {name: next((kind for part, kind in _IGNORED.items() if part in name), "") for name in changed}
         yield fault(
-            "norm-missing" if any("norm" in name for name in changed) else "weights-replaced",
+            next((kind for kind in _IGNORED.values() if kind in kinds.values()), "weights-replaced"),
             confidence(before, after, trained.steps[worst].rows),
             f"As the server runs it ({', '.join(changed)} differ from the config), the draft falls from {before:.1%} to "
             f"{after:.1%} at step {worst + 1}.",

@@ -3,7 +3,8 @@
 Shapes: B wirings run side by side, T rows (tokens), H the draft's width, S slots. Row t reads the target's slots of
 position t and the embedding of token t+1 and predicts token t+2; step s reads the state that step s-1 left in the row
 and the embedding of token t+1+s. Attention of step s: the keys of step 0 up to t, and the row's own keys of steps
-1..s, as a drafted chain has them. Written after SGLang's ``models/llama_eagle3.py`` and ``kimi_k25_eagle3.py``.
+1..s, as a drafted chain has them; under a sliding window only those of the last positions. Written after SGLang's
+``models/llama_eagle3.py`` and ``kimi_k25_eagle3.py``.
 """
 
 from __future__ import annotations
@@ -113,7 +114,8 @@ class DraftModel:
         else:
             own = f"{at}.hidden_norm.weight"
             x = self._norm(h, own if own in self.weights else f"{at}.input_layernorm.weight")
-        h = residual + self._attention(at, x, turn, kept)
+        window = switches.windows[layer] if layer < len(switches.windows) else None
+        h = residual + self._attention(at, x, turn, kept, window)
         return h + self._mlp(at, self._norm(h, f"{at}.post_attention_layernorm.weight"))
 
     def _mlp(self, at: str, x: Tensor) -> Tensor:
@@ -127,16 +129,38 @@ class DraftModel:
             gate = F.gelu(gate, approximate="none" if kind == "gelu" else "tanh")
         return self._linear(gate * self._linear(x, f"{at}.mlp.up_proj"), f"{at}.mlp.down_proj")
 
-    def _attention(self, at: str, x: Tensor, turn: tuple[Tensor, Tensor], kept: list[_Keys]) -> Tensor:
+    def _attention(
+        self, at: str, x: Tensor, turn: tuple[Tensor, Tensor], kept: list[_Keys], window: int | None
+    ) -> Tensor:
         query, fresh = self._mla(at, x, turn) if self.config.mla is not None else self._gqa(at, x, turn)
         kept.append(fresh)
-        if len(kept) == 1:
+        if len(kept) > 1:
+            mixed = self._chain(query, kept, window)
+        elif window is not None and window < query.shape[2]:
+            mixed = self._windowed(query, fresh, window)
+        else:
             mixed = F.scaled_dot_product_attention(
                 query, fresh.key, fresh.value, is_causal=True, scale=self._softmax
             )
-        else:
-            mixed = self._chain(query, kept)
         return self._linear(mixed.transpose(1, 2).flatten(-2), f"{at}.self_attn.o_proj")
+
+    def _windowed(self, query: Tensor, keys: _Keys, window: int) -> Tensor:
+        """Causal attention over the last ``window`` positions, in blocks that read only the keys they see."""
+        parts = []
+        for begin in range(0, query.shape[2], _BLOCK):
+            end = min(begin + _BLOCK, query.shape[2])
+            start = max(0, begin - window + 1)
+            seen = _seen(begin, end, start, window)
+            parts.append(
+                F.scaled_dot_product_attention(
+                    query[:, :, begin:end],
+                    keys.key[:, :, start:end],
+                    keys.value[:, :, start:end],
+                    attn_mask=seen,
+                    scale=self._softmax,
+                )
+            )
+        return torch.cat(parts, dim=2)
 
     def _gqa(self, at: str, x: Tensor, turn: tuple[Tensor, Tensor]) -> tuple[Tensor, _Keys]:
         config = self.config
@@ -172,22 +196,33 @@ class DraftModel:
         query = torch.cat((plain, self.rotation.rotate(turned, *turn)), dim=-1)
         return query, _Keys(torch.cat((key, shared), dim=-1), value)
 
-    def _chain(self, query: Tensor, kept: Sequence[_Keys]) -> Tensor:
-        """Attention of a later step: step-0 keys up to the row, and the row's own keys of the steps since."""
-        first, rows = kept[0], query.shape[2]
-        own = torch.stack([(query * later.key).sum(-1) for later in kept[1:]], dim=-1)
+    def _chain(self, query: Tensor, kept: Sequence[_Keys], window: int | None) -> Tensor:
+        """Attention of a later step: step-0 keys up to the row, and the row's own keys of the steps since.
+
+        Row t of step s stands at position t + s, which is what a window counts from.
+        """
+        first, rows, step = kept[0], query.shape[2], len(kept) - 1
+        reach = rows + step if window is None else window
+        later = kept[max(1, step - reach + 1) :]
+        own = torch.stack([(query * one.key).sum(-1) for one in later], dim=-1)
         parts = []
         for begin in range(0, rows, _BLOCK):
             end = min(begin + _BLOCK, rows)
-            past = query[:, :, begin:end] @ first.key[:, :, :end].mT
-            ahead = torch.ones(end - begin, end, dtype=torch.bool).triu(begin + 1)
-            past = past.masked_fill(ahead, float("-inf"))
+            start = min(max(0, begin + step - reach + 1), end)
+            past = query[:, :, begin:end] @ first.key[:, :, start:end].mT
+            past = past.masked_fill(~_seen(begin, end, start, reach - step), float("-inf"))
             shares = (torch.cat((past, own[:, :, begin:end]), dim=-1) * self._softmax).softmax(-1)
-            mixed = shares[..., :end] @ first.value[:, :, :end]
-            for k, later in enumerate(kept[1:]):
-                mixed = mixed + shares[..., end + k, None] * later.value[:, :, begin:end]
+            mixed = shares[..., : end - start] @ first.value[:, :, start:end]
+            for k, one in enumerate(later):
+                mixed = mixed + shares[..., end - start + k, None] * one.value[:, :, begin:end]
             parts.append(mixed)
         return torch.cat(parts, dim=2)
+
+
+def _seen(begin: int, end: int, start: int, reach: int) -> Tensor:
+    """Which of the keys ``start..end`` the rows ``begin..end`` see: their own and the ``reach - 1`` before it."""
+    behind = torch.arange(begin, end)[:, None] - torch.arange(start, end)[None, :]
+    return (behind >= 0) & (behind < reach)
 
 
 def _heads(x: Tensor, count: int) -> Tensor:

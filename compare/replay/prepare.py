@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from drafttrace.compare.audit.evidence_checks import dump_wiring
@@ -58,7 +58,15 @@ def open_bench(
     replayer = load_replayer(subject.draft, subject.draft_weights, parts, longest)
     for text in (*whole, *texts):
         _check_widths(text, replayer)
-    return Bench(replayer, texts, whole[0], tuple(captures), steps, trained, served_switches(subject, trained))
+    return Bench(
+        replayer,
+        texts,
+        whole[0],
+        tuple(captures),
+        steps,
+        trained,
+        served_switches(subject, trained, draft_window(captures)),
+    )
 
 
 def name_slots(subject: Subject, captures: Sequence[Capture], slots_are: Sequence[int] | None) -> list[Capture]:
@@ -108,8 +116,21 @@ def _check_widths(text: Text, replayer: Replayer) -> None:
         )
 
 
-def served_switches(subject: Subject, trained: Switches) -> Switches:
-    """How SGLang runs this draft: flags that its class reads, norms only where a flag asks for them, its embedding."""
+def draft_window(captures: Sequence[Capture]) -> int | None:
+    """The window that a traced server's arguments give its draft, in tokens; None where there is none.
+
+    ``--speculative-draft-window-size`` counts the tokens before a row: SGLang's attention sees one more, the row itself.
+    """
+    arguments = captures[0].about.get("server_args") if captures else None
+    size = arguments.get("speculative_draft_window_size") if isinstance(arguments, Mapping) else None
+    return size + 1 if type(size) is int and size > 0 else None
+
+
+def served_switches(subject: Subject, trained: Switches, window: int | None = None) -> Switches:
+    """How SGLang runs this draft: flags that its class reads, norms only where a flag asks for them, its embedding.
+
+    window: see :func:`draft_window`; SGLang reads a draft's window from its arguments only, for Llama drafts only.
+    """
     draft, version, name = subject.draft, subject.version, subject.draft.architecture or ""
 
     def on(flag: str, asked: bool) -> bool:
@@ -123,6 +144,7 @@ def served_switches(subject: Subject, trained: Switches) -> Switches:
         norm_output=on("norm_output", bool(draft.norm_output)),
         embedding=TARGETS if draft.hidden_size == draft.slot_width else trained.embedding,
         d2t=OFFSETS,
+        windows=(window,) * draft.layers if window is not None and draft.mla is None else (),
     )
 
 
@@ -167,6 +189,8 @@ def variants_of(base: Switches, replayer: Replayer) -> Iterator[tuple[str, str, 
         yield "d2t", other, replace(base, d2t=other)
     for shift in (-1, 1):
         yield "token_shift", str(shift), replace(base, token_shift=base.token_shift + shift)
+    if base.windows:
+        yield "windows", "none", replace(base, windows=())
     if base.embedding == OWN and replayer.config.hidden_size == replayer.config.slot_width:
         yield "embedding", TARGETS, replace(base, embedding=TARGETS)
 

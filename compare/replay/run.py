@@ -20,6 +20,7 @@ from drafttrace.compare.replay.findings import (
     live_findings,
     served_switch_findings,
     significant,
+    useless_findings,
     variant_findings,
     wiring_findings,
 )
@@ -38,7 +39,7 @@ from drafttrace.compare.replay.score import WiringScore, row_losses, run_wirings
 from drafttrace.compare.replay.search import Ranked, Wiring, search
 from drafttrace.compare.replay.switches import Switches
 from drafttrace.compare.replay.texts import key_name, keys_name
-from drafttrace.compare.result import Finding
+from drafttrace.compare.result import FAULT, Finding
 from drafttrace.tracer.capture import Capture
 from drafttrace.tracer.errors import DrafttraceError, NothingToCompare
 
@@ -228,7 +229,16 @@ class _Maker:
         one, two = asdict(self._bench.trained), asdict(self._bench.served)
         return [name for name in one if one[name] != two[name]]
 
-    def findings(self) -> Iterator[Finding]:
+    def findings(self) -> list[Finding]:
+        """All of them, faults first; that the draft is no good at all only where nothing says why."""
+        found = list(self._named())
+        wiring = self.reference()
+        if wiring is not None and not any(finding.severity == FAULT for finding in found):
+            tried = self._search.tried if self._search is not None else 0
+            found += useless_findings(wiring, self._scores[wiring], tried)
+        return sorted(found, key=lambda f: (f.severity != FAULT, -f.confidence))
+
+    def _named(self) -> Iterator[Finding]:
         wiring, served = self.reference(), self._server_wiring()
         if wiring is None:
             return
@@ -302,7 +312,7 @@ class _Maker:
             variants=tuple(self._variants),
             live=self._live,
             outside_vocabulary=self._outside(),
-            findings=tuple(sorted(self.findings(), key=lambda f: (f.severity != "fault", -f.confidence))),
+            findings=tuple(self.findings()),
             notes=tuple(dict.fromkeys(notes)),
             seconds=seconds,
         )

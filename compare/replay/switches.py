@@ -59,6 +59,7 @@ class Switches:
     fc_norm: a norm per slot before fc. input_norm: one norm over all slots. norm_before_residual: the residual is the
     normed state. norm_output: the state handed to the next step is the normed one. d2t: how the map's numbers are
     meant. token_shift: added to the index of the token that goes with a row (0: x[t+1]). embedding: whose table.
+    windows: tokens that a row of each layer sees, itself included; () where every layer sees everything.
     """
 
     fc_norm: bool = False
@@ -68,6 +69,7 @@ class Switches:
     d2t: str = OFFSETS
     token_shift: int = 0
     embedding: str = TARGETS
+    windows: tuple[int | None, ...] = ()
 
 
 def unknown_switches(config: DraftConfig, ignore: Collection[str] = ()) -> tuple[str, ...]:
@@ -85,8 +87,6 @@ def unknown_switches(config: DraftConfig, ignore: Collection[str] = ()) -> tuple
         unknown = key not in _NESTED_READ and value not in (None, False)
         if key not in ignore and (unknown or (fixed is not None and value not in fixed)):
             found.append(f"eagle_config.{key}")
-    if config.window is not None and "sliding_window" not in ignore:
-        found.append("sliding_window")
     return tuple(found)
 
 
@@ -114,6 +114,7 @@ def switches_of(config: DraftConfig, weights: DraftWeights, ignore: Collection[s
         norm_before_residual=config.norm_before_residual,
         norm_output=bool(config.norm_output),
         embedding=OWN if own else TARGETS,
+        windows=config.windows if config.window is not None else (),
     )
 
 

@@ -314,7 +314,7 @@ CASES = [
         "a sliding window",
         specforge(CANONICAL, sliding_window=64, layer_types=["sliding_attention"]),
         faults=("window-mismatch",),
-        remedy="--speculative-draft-window-size 64",
+        remedy="--speculative-draft-window-size 63",
     ),
     # vocabulary
     Case("another vocabulary", specforge(CANONICAL, vocab_size=80), faults=("vocab-map-range",)),

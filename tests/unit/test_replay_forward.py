@@ -75,6 +75,49 @@ def test_blocks_of_query_rows_change_nothing(tmp_path: Path, block: int, monkeyp
     assert all(torch.allclose(a.state, b.state, atol=1e-5) for a, b in zip(whole, parts, strict=True))
 
 
+@pytest.mark.parametrize("block", [5, 512])
+@pytest.mark.parametrize("window", [1, 2, 3, 8, 39, 64])
+def test_a_sliding_window_equals_one_token_at_a_time(
+    tmp_path: Path, window: int, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import drafttrace.compare.replay.model as model
+
+    monkeypatch.setattr(model, "_BLOCK", block)
+    config = specforge([1, 15, 28], sliding_window=window, layer_types=["sliding_attention"])
+    replayer = load(tmp_path, config, draft_tensors())
+    switches = switches_of(replayer.config, replayer.weights)
+    assert switches.windows == (window,)
+    slots, tokens = torch.randn(40, 3 * HIDDEN), np.random.default_rng(1).integers(0, VOCAB, 42)
+    embedding = target_tensors()["model.embed_tokens.weight"].float()
+    wanted = bench_module("replay_loop").run_loop(
+        replayer.model.weights, replayer.config, slots, embedding, torch.from_numpy(tokens), 4
+    )
+    made = outputs(replayer, slots, tokens, 4, switches)
+    found = torch.stack([replayer.model.logits(step.normed)[0].argmax(-1) for step in made], dim=1)
+    assert torch.equal(found, wanted)
+    whole = outputs(replayer, slots, tokens, 4, Switches())
+    alike = [torch.allclose(a.state, b.state, atol=1e-5) for a, b in zip(made, whole, strict=True)]
+    assert all(alike) if window == 64 else not any(alike)
+
+
+def test_windows_are_read_layer_by_layer(tmp_path: Path) -> None:
+    def windows(**config: Any) -> tuple[int | None, ...]:
+        return parse_draft_config(specforge([1, 15, 28], num_hidden_layers=2, **config), tmp_path).windows
+
+    assert (
+        windows()
+        == windows(sliding_window=8)
+        == windows(sliding_window=8, use_sliding_window=False)
+        == (None, None)
+    )
+    assert windows(sliding_window=8, layer_types=["full_attention", "sliding_attention"]) == (None, 8)
+    assert windows(sliding_window=8, layer_types=["sliding_attention"]) == (8, None)
+    assert windows(sliding_window=8, use_sliding_window=True) == (8, 8)
+    assert windows(sliding_window=8, use_sliding_window=True, max_window_layers=1) == (None, 8)
+    assert windows(sliding_window=None, use_sliding_window=True) == windows(sliding_window=0, model_type="mistral")
+    assert windows(sliding_window=8, model_type="mistral") == (8, 8)
+
+
 def test_switches_do_what_their_names_say(tmp_path: Path) -> None:
     extra = {f"fc_norm.{k}.weight": torch.rand(HIDDEN) + 0.5 for k in range(3)}
     replayer = load(tmp_path, specforge([1, 15, 28], fc_norm=True), {**draft_tensors(), **extra})
@@ -273,7 +316,7 @@ def test_multi_latent_attention_equals_transformers(tmp_path: Path) -> None:
     mask = torch.full((rows, rows), float("-inf")).triu(1)[None, None]
     wanted = attention(x, rotary, mask)[0]
     turn = replayer.model.rotation.angles(torch.arange(rows))
-    made = replayer.model._attention("layers.0", x, turn, [])
+    made = replayer.model._attention("layers.0", x, turn, [], None)
     assert torch.allclose(made, wanted, atol=1e-5)
 
 
@@ -296,7 +339,6 @@ def test_multi_latent_drafts_chain(tmp_path: Path) -> None:
         ),
         ({"eagle_config": {"use_last_layernorm": False}}, r"eagle_config\.use_last_layernorm"),
         ({"hidden_act": "xielu"}, "xielu"),
-        ({"sliding_window": 8, "use_sliding_window": True}, "sliding_window"),
     ],
 )
 def test_unknown_switches_are_refused_by_name(tmp_path: Path, config: dict[str, Any], words: str) -> None:

@@ -105,7 +105,7 @@ def out_of_cache(*files: Path) -> None:
 
 
 def curve(folder: Path, runs: int) -> list[Figure]:
-    """Processor time for 1, 2, 4, 8 and 16 times as many rows, and slots; less what a tiny pair costs."""
+    """Processor time for 1, 2, 4, 8 and 16 times as many rows, and slots, against a straight line."""
     figures = []
     for what, base in (("rows", 1024), ("slots", 1)):
         points: list[tuple[int, float, float]] = []
@@ -114,13 +114,13 @@ def curve(folder: Path, runs: int) -> list[Figure]:
             trace, dump, size = write(folder, tokens, slots)
             diff(trace, dump, folder)
             ran = [diff(trace, dump, folder) for _ in range(runs)]
-            points.append((size, statistics.median(r.seconds for r in ran), max(r.memory for r in ran) / MIB))
+            points.append((size, statistics.median(r.cpu for r in ran), max(r.memory for r in ran) / MIB))
             trace.unlink()
             dump.unlink()
-        growth = (points[-1][1] - points[0][1]) / (points[2][1] - points[0][1])  # 15 / 3 where it is linear
-        shown = ", ".join(
-            f"{size / 1e6:.0f} MB {seconds:.2f} s {memory:.0f} MiB" for size, seconds, memory in points
-        )
+        factors, seconds = (1, 2, 4, 8, 16), [point[1] for point in points]
+        slope, start = np.polyfit(factors[:-1], seconds[:-1], 1)
+        growth = seconds[-1] / (start + slope * factors[-1])
+        shown = ", ".join(f"{size / 1e6:.0f} MB {cost:.2f} s {memory:.0f} MiB" for size, cost, memory in points)
         figures.append(
             Figure(
                 "scale",

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from drafttrace.tracer.capture import Ints
 from drafttrace.tracer.dumps.folder import Collection, open_collection
-from drafttrace.tracer.dumps.registry import FolderLayout, Request
+from drafttrace.tracer.dumps.registry import FolderLayout, Request, SampleRef
 from drafttrace.tracer.dumps.token_index import (
     LENGTHS,
     STARTS,
@@ -75,26 +76,35 @@ def plan(folder: str, against: str, format_id: str | None, request: Request) -> 
     Raises UnreadableFile, UnknownFormat and DrafttraceError where a side holds nothing that can be read.
     """
     dump = open_collection(Path(folder), format_id, request)
+    places = Places(dump)
     if is_url(against):
         for ref in dump.refs:
-            yield Job(source_of(dump, ref.number), None, against, _stamp(ref.file))
+            yield Job(places.of(ref), None, against, _stamp(ref.file))
         return
     matcher = Matcher(served_side(Path(against), request))
     for ref, entry in zip(dump.refs, entries(dump), strict=True):
-        reference = source_of(dump, ref.number)
+        reference = places.of(ref)
         found, problem = matcher.match(entry, lambda ref=ref: sample_tokens(dump, ref), ref.number)  # type: ignore[misc]
         stamp = _stamp(ref.file, *([found.file] if found is not None else []))
         yield Job(reference, found.source if found is not None else None, None, stamp, problem)
 
 
-def source_of(collection: Collection, number: int) -> Source:
-    """A sample of a collection, by its own file where it has one, so that nobody needs to list the folder again."""
-    ref = collection.ref(number)
-    single = len(collection.refs) == 1
-    if isinstance(collection.layout, FolderLayout):
-        return Source(str(collection.path), collection.layout.id, None if single else number)
-    several = sum(1 for other in collection.refs if other.file == ref.file) > 1 if ref.inner == 0 else True
-    return Source(str(ref.file), collection.layout.id, ref.inner if several else None)
+class Places:
+    """Where the samples of a collection lie: by their own files where they have some, so that nobody needs to list
+    the folder again."""
+
+    def __init__(self, collection: Collection) -> None:
+        self._collection = collection
+        self._samples = Counter(ref.file for ref in collection.refs)
+
+    def of(self, ref: SampleRef) -> Source:
+        """The place of one sample."""
+        layout = self._collection.layout
+        if isinstance(layout, FolderLayout):
+            single = len(self._collection.refs) == 1
+            return Source(str(self._collection.path), layout.id, None if single else ref.number)
+        several = ref.inner > 0 or self._samples[ref.file] > 1
+        return Source(str(ref.file), layout.id, ref.inner if several else None)
 
 
 def served_side(path: Path, request: Request) -> list[Served]:
@@ -106,9 +116,10 @@ def served_side(path: Path, request: Request) -> list[Served]:
     if traces:
         return [found for file in traces if (found := _served_trace(file)) is not None]
     dump = open_collection(path, None, request)
+    places = Places(dump)
     return [
         Served(
-            source_of(dump, ref.number),
+            places.of(ref),
             ref.file,
             lambda ref=ref: sample_tokens(dump, ref),  # type: ignore[misc]
             _hashes_of(entry),

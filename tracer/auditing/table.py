@@ -152,7 +152,7 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
     try:
         db = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
     except sqlite3.DatabaseError as error:
-        raise UnreadableFile(f"The audit '{path}' cannot be read ({error}).") from None
+        raise UnreadableFile(f"The audit '{path}' cannot be read ({error}); audit again.") from None
     try:
         yield db
     except sqlite3.DatabaseError as error:

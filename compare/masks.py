@@ -156,7 +156,7 @@ def _header_by_text(tokens: Ints, opener: int, decode: Decode) -> int:
 
 
 def _is_blank(text: str) -> bool:
-    """White space, as :func:`drafttrace.tracer.tokenizer.printable` shows it."""
+    """White space, as :func:`drafttrace.tracer.printable.printable` shows it."""
     return not text.replace("\\n", "").replace("\\t", "").strip()
 
 

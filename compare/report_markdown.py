@@ -30,6 +30,7 @@ from drafttrace.compare.wording import (
     slot_cells,
     slot_name,
 )
+from drafttrace.tracer.printable import printable
 
 LIMIT = 60_000
 _SPECIAL = re.compile(r"([\\`*_{}\[\]#!|<>~@&$])")
@@ -76,7 +77,7 @@ def prose(value: str) -> str:
 
 def code(value: str, most: int = 60) -> str:
     """Text in a code span that nothing in it can end. Control characters are written as escapes."""
-    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in shorten(value, most))
+    shown = printable(shorten(value, most))
     shown = shown.replace("|", "¦").replace("`", "ˋ").replace("<", "‹").replace(">", "›").replace("@", "＠")
     return f"` {shown} `" if shown.strip() else "` `"
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from drafttrace.compare.acceptance import low_limit
 from drafttrace.compare.result import Group, Result, SlotResult
-from drafttrace.tracer.tokenizer import printable
+from drafttrace.tracer.printable import printable
 
 HEADERS = (
     "slot",

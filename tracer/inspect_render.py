@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from drafttrace.tracer.boundary import boundary_name
-from drafttrace.tracer.tokenizer import printable
+from drafttrace.tracer.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from drafttrace.tracer.errors import DrafttraceError, UnreadableFile
+from drafttrace.tracer.printable import printable
 
 Decoder = Callable[[int], str]
 
@@ -46,25 +46,6 @@ def load_encoder(folder: Path) -> Callable[[str], list[int]]:
         return [int(token) for token in tokenizer.encode(text).ids]
 
     return encode
-
-
-def printable(text: str) -> str:
-    """Text in which control, format and private characters are escaped, so that no terminal acts on them.
-
-    Newlines and tabs are shown as ``\\n`` and ``\\t``; ordinary spaces stay.
-    """
-    return "".join(_shown(char) for char in text)
-
-
-def _shown(char: str) -> str:
-    named = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}.get(char)
-    if named is not None:
-        return named
-    category = unicodedata.category(char)
-    if category.startswith("C") or category in {"Zl", "Zp"}:
-        code = ord(char)
-        return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}"
-    return char
 
 
 def _text(tokenizer: Any, tokens: list[int], single: int | None) -> str:

@@ -13,6 +13,7 @@ from drafttrace.compare.facts import Facts
 from drafttrace.compare.result import FAULT, Finding
 from drafttrace.compare.vocabulary import CLASS_OF
 from drafttrace.tracer.boundary import boundary_name
+from drafttrace.tracer.printable import printable
 
 Finder = Callable[[Facts], Iterable[Finding]]
 
@@ -104,7 +105,7 @@ def in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 def quoted(text: str, most: int = 60) -> str:
     """Text of strangers inside a summary: between typographic quotes, which reports escape, and without controls."""
-    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:most])
+    shown = printable(text[:most])
     return "“" + shown.replace("“", '"').replace("”", '"') + "”"
 
 

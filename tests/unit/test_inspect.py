@@ -14,9 +14,9 @@ from dump_layouts import CASES, Case
 
 from drafttrace.tracer.dumps.registry import Request
 from drafttrace.tracer.inspecting import inspect_capture, render
+from drafttrace.tracer.printable import printable
 from drafttrace.tracer.row_statistics import row_statistics
 from drafttrace.tracer.rows import ArrayRows, DType
-from drafttrace.tracer.tokenizer import printable
 
 IDS = [f"{index}-{case.id}" for index, case in enumerate(CASES)]
 

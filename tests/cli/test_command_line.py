@@ -219,6 +219,7 @@ def test_a_terminal_gets_colours_and_no_color_takes_them_away() -> None:
     assert not re.search(r"\x1b\[[0-9;]*3[0-9]", plain) and "slot-shift" in plain
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [40, 60, 80])
 @pytest.mark.parametrize("what", ["diff", "inspect", "check", "help"])
 def test_narrow_terminals_are_not_overrun(columns: int, what: str) -> None:
@@ -237,6 +238,7 @@ def test_narrow_terminals_are_not_overrun(columns: int, what: str) -> None:
 ASCII = [{"LANG": "C"}, {"LC_ALL": "C"}, {"LC_ALL": "POSIX", "LANG": "en_US.UTF-8"}, {"PYTHONIOENCODING": "ascii"}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env", ASCII, ids=str)
 @pytest.mark.parametrize("what", ["diff", "inspect", "help", "check"])
 def test_ascii_terminals_get_ascii(env: dict[str, str], what: str) -> None:

@@ -14,6 +14,7 @@ SLOW = {
     "test_audit_hostile": "thousands of made-up configs",
     "test_auditing": "processes, and a Ray cluster",
     "test_compare_html": "a browser",
+    "test_dump_damage": "every layout, damaged in every way",
     "test_hooks_versions": "SGLang is imported",
     "test_pairs_trained": "the trained pairs, forward",
     "test_reference": "a target in transformers",

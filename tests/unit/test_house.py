@@ -132,3 +132,18 @@ def test_files_are_read_and_compared_without_heavy_modules(arguments: tuple[str 
     modules = loaded_by(*map(str, arguments))
     assert "h5py" in modules or "numpy" in modules
     assert not modules & HEAVY
+
+
+def test_a_diff_keeps_blas_to_one_thread() -> None:
+    """Asked for after numpy was imported it has no effect, and products of a millisecond take a second on a busy
+    machine: the options' readers had imported it."""
+    code = (
+        "import os, sys\n"
+        "from drafttrace.tracer.cli import main\n"
+        f"sys.argv = ['drafttrace', 'diff', *{[str(a) for a in CHEAP_PATHS[3][1:]]!r}, '--hidden-size', '64', '-q']\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "print(os.environ['OPENBLAS_NUM_THREADS'], len(os.listdir('/proc/self/task')))\n"
+    )
+    plain = {key: value for key, value in os.environ.items() if key != "OPENBLAS_NUM_THREADS"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=plain)
+    assert done.stdout.split() == ["1", "1"], done.stdout

@@ -46,9 +46,6 @@ def compare_paths(
     mapping, request: what the reference does not say of itself. rank_traces, others, expected: see
     :func:`drafttrace.tracer.beside.gather`.
     """
-    from drafttrace.tracer.threads import one_blas_thread
-
-    one_blas_thread()
     from drafttrace.compare.diff import diff as compare
     from drafttrace.compare.diff import measure_noise
     from drafttrace.compare.thresholds import DEFAULT
@@ -163,6 +160,9 @@ def diff(
 
     Exit code: 0 match, 1 mismatch, 2 nothing could be compared.
     """
+    from drafttrace.tracer.threads import one_blas_thread
+
+    one_blas_thread()  # before anything imports numpy, as the readers' options do
     result = compare_paths(
         left,
         reference,

@@ -325,7 +325,7 @@ def trace_format() -> Iterator[str]:
     yield "import drafttrace"
     yield ""
     yield 'trace = drafttrace.open("trace.h5")'
-    yield "rows = trace.slots[0].rows.floats(0, 8)   # float32 [8, H]"
+    yield "rows = trace.slots[0].rows.floats(0, 8)  # float32 [8, H]"
     yield "accepted = trace.table.position[trace.table.accepted == 1]"
     yield "```"
     yield ""

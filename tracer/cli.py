@@ -6,7 +6,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -104,23 +104,33 @@ def _print_version(everything: bool) -> None:
         typer.echo(f"{name:13} {value}")
 
 
+def _fail(sentence: str) -> NoReturn:
+    """Inside an except block: one sentence, exit code 2; the traceback only for those who asked."""
+    if os.environ.get("DRAFTTRACE_DEBUG"):
+        raise
+    if log.is_shown():
+        import traceback
+
+        traceback.print_exc()
+    print(f"drafttrace: {sentence}", file=sys.stderr)
+    sys.exit(2)
+
+
 def main() -> None:
     """Entry point: 0 match / fine, 1 mismatch / problem found, 2 could not compare, bad input, usage."""
     prepare_streams()
     try:
         (globals().get("app") or build(_named(sys.argv[1:])))()
     except DrafttraceError as error:
-        if os.environ.get("DRAFTTRACE_DEBUG"):
-            raise
-        if log.is_shown():
-            import traceback
-
-            traceback.print_exc()
-        print(f"drafttrace: {error}", file=sys.stderr)
-        sys.exit(2)
+        _fail(str(error))
     except BrokenPipeError:  # the reader of our output (head, less) went away
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+    except OSError as error:  # a full disk, a name too long, a network folder that went away
+        where = f"'{error.filename}'" if error.filename else "A file"
+        _fail(f"{where} cannot be used ({error.strerror or error}); check the path, its rights and its disk.")
+    except MemoryError:
+        _fail("There is not enough memory for this; give a smaller file, or run it on a larger machine.")
     except Exception:
         # Python would exit with 1, which promises that something was compared and found wrong.
         import traceback

@@ -54,14 +54,23 @@ def write_bytes(path: Path, data: bytes) -> None:
     """:func:`write_text` for what is no text."""
     if path.is_dir():
         raise OutputExists(f"The output '{path}' is a folder; give a file name.")
-    part = path.with_name(f".{path.name}.part")
     try:
+        if _is_stream(path):
+            path.write_bytes(data)
+            return
+        path = Path(os.path.realpath(path))  # a link stays one: its file is replaced
+        part = path.with_name(f".{path.name}.part")
         part.write_bytes(data)
         part.replace(path)
     except OSError as error:
         raise OutputExists(
             f"The output '{path}' cannot be written ({error.strerror}); choose a folder that exists and is writable."
         ) from None
+
+
+def _is_stream(path: Path) -> bool:
+    """Whether a path is a device or pipe such as /dev/stdout: written as it is, never replaced by a file."""
+    return path.exists() and (not path.is_file() or path.absolute().parts[1:2] in {("dev",), ("proc",)})
 
 
 def dump_json(value: Mapping[str, Any]) -> str:

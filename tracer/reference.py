@@ -217,18 +217,47 @@ def _load(target: Path, dtype: str, device_map: str | None) -> _Model:
         ) from None
     transformers_logging.disable_progress_bar()  # the caller shows its own
     wanted: Any = "auto" if dtype == "auto" else getattr(torch, _DTYPES[dtype])
+    shown = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()  # what it would warn of is refused below, in one sentence
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            str(target), dtype=wanted, device_map=device_map, trust_remote_code=False, local_files_only=True
+        model, loaded = AutoModelForCausalLM.from_pretrained(
+            str(target),
+            dtype=wanted,
+            device_map=device_map,
+            trust_remote_code=False,
+            local_files_only=True,
+            output_loading_info=True,
         )
     except Exception as error:  # transformers raises everything from KeyError to its own types
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-        raise UnreadableFile(f"transformers cannot load the target '{target}': {reason}") from None
+        where = "" if device_map is None else f" on --device-map {device_map}"
+        raise UnreadableFile(
+            f"transformers cannot load the target '{target}'{where} ({_first_line(error)}); check its files, the "
+            "device, and that this transformers knows the model."
+        ) from None
+    finally:
+        transformers_logging.set_verbosity(shown)
+    _refuse_random_weights(loaded, target)
     model.eval()
     layers, norm = _anatomy(model, read_shape(target).layers, target)
     kind = _KINDS.get(str(next(model.parameters()).dtype), "fp32")
     base = getattr(model, "base_model", model)
     return _Model(base, layers, norm, kind, next(base.parameters()).device)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200].rstrip(".")
+
+
+def _refuse_random_weights(loaded: Mapping[str, Any], target: Path) -> None:
+    """transformers fills weights that a checkpoint lacks with random numbers: a reference made so would be noise."""
+    missing = sorted(str(name) for name in loaded.get("missing_keys", ()))
+    wrong = sorted(str(item[0] if isinstance(item, tuple) else item) for item in loaded.get("mismatched_keys", ()))
+    for names, what in ((missing, "lacks"), (wrong, "has the wrong shape for")):
+        if names:
+            raise UnreadableFile(
+                f"The target '{target}' {what} {len(names)} weights that its config.json calls for, first "
+                f"'{names[0]}'; fetch the checkpoint again."
+            )
 
 
 def _anatomy(model: Any, count: int, target: Path) -> tuple[Any, Any]:
@@ -270,12 +299,24 @@ def _run_batch(
         seen = _hook(model, plan, outputs, stack)
         with torch.inference_mode():
             mask = attention.to(model.device) if len(samples) > 1 else None
-            model.base(input_ids=ids.to(model.device), attention_mask=mask, use_cache=False)
+            _forward(model, ids.to(model.device), mask)
         missing = [k for k in plan.stored if k not in seen]
         if missing:
             raise UnreadableFile(
                 f"The target never handed over {boundary_name(missing[0])}; it is of an unknown build."
             )
+
+
+def _forward(model: _Model, ids: Any, mask: Any) -> None:
+    try:
+        model.base(input_ids=ids, attention_mask=mask, use_cache=False)
+    except DrafttraceError:  # from a tap that writes
+        raise
+    except Exception as error:  # out of memory, a kernel that the device lacks, an operation on the wrong device
+        raise DrafttraceError(
+            f"The target cannot be run on {ids.shape[0]} x {ids.shape[1]} tokens on {model.device} "
+            f"({_first_line(error)}); try a smaller --batch-size, another --dtype, or --device-map auto."
+        ) from error
 
 
 def _specs(model: _Model, plan: Plan, length: int) -> dict[str, tuple[str, tuple[int, ...]]]:

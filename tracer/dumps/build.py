@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -153,6 +153,20 @@ def slots_of(parts: Sequence[Rows], name: str, ids: Sequence[int | None] | None,
     )
 
 
+def check_ids(request: Request, counts: Collection[int]) -> None:
+    """Raise DrafttraceError where the user gives another number of layer ids than there are slots. Where the hidden
+    size is missing, nobody knows how many there are."""
+    given = request.layer_ids
+    uncut = request.lenient and request.hidden_size is None and max(counts) == 1
+    if given is None or len(given) in counts or request.tokens_only or uncut:
+        return
+    slots = " or ".join(str(count) for count in sorted(counts))
+    raise DrafttraceError(
+        f"{len(given)} layer ids are given ({', '.join(map(str, given))}) where the dump has {slots} slots; give one "
+        "for each with --layer-ids."
+    )
+
+
 @dataclass(frozen=True)
 class Convention:
     """How a project numbers layers: ``O`` (output of layer id = B(id + 1)) or ``B`` (stream entering layer id),
@@ -168,7 +182,8 @@ class Convention:
         list[int | None] | None, str
     ]:  # fmt: skip
         """Boundaries of ``count`` slots and where they come from. Without ids from the user they stay unknown, and
-        the source says what the project would have done."""
+        the source says what the project would have done. Raises DrafttraceError for another number of ids."""
+        check_ids(request, {count})
         if request.layer_ids is not None and len(request.layer_ids) == count:
             ids: list[int | None] = [self.boundary(k) for k in request.layer_ids]
             return ids, f"layer ids given by the user, {self.letter}(id)"

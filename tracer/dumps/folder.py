@@ -146,15 +146,29 @@ def _open_folder(path: Path, format_id: str | None, request: Request) -> Collect
 
 
 def sample_files(folder: Path) -> list[Path]:
-    """Every file below a folder that could be a sample, in natural order; links to folders are not followed."""
+    """Every file below a folder that could be a sample, in natural order; links to folders are followed once."""
     files = [path for path in _walk(folder) if path.name.endswith(_SUFFIXES) and not _SIDECARS.search(path.name)]
     return sorted(files, key=lambda path: _natural(str(path.relative_to(folder))))
 
 
 def _walk(folder: Path) -> Iterator[Path]:
+    """Every readable file below. A link to a folder is followed (dumps live on other disks), once, and never one to a
+    folder above, which would be a loop."""
     count = 0
-    for where, folders, names in os.walk(folder, followlinks=False):
-        folders[:] = sorted(name for name in folders if not name.startswith((".", "__pycache__")))
+    root = os.path.realpath(folder)
+    seen = {root}
+
+    def enters(where: str, name: str) -> bool:
+        if name.startswith((".", "__pycache__")):
+            return False
+        real = os.path.realpath(os.path.join(where, name))
+        if real in seen or os.path.join(root, "").startswith(os.path.join(real, "")):
+            return False
+        seen.add(real)
+        return True
+
+    for where, folders, names in os.walk(folder, followlinks=True):
+        folders[:] = [name for name in sorted(folders) if enters(where, name)]
         for name in names:
             path = Path(where, name)
             if name.startswith(".") or not os.path.isfile(path):

@@ -245,6 +245,7 @@ def _v1_ids(
 ) -> tuple[list[int | None], str, list[str]]:
     """The O ids of ``count`` entries, None where unknown; where they come from; and what is odd about them."""
     unknown: list[int | None] = [None] * count
+    build.check_ids(request, {count, count - 1})
     if request.layer_ids is not None and len(request.layer_ids) in {count, count - 1}:
         given: list[int | None] = [*request.layer_ids, None]
         return given[:count], "layer ids given by the user, O(id)", []

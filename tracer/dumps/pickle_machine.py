@@ -19,12 +19,16 @@ from drafttrace.tracer.dumps.pickle_values import (
     NumpyArray,
     NumpyType,
     RefusedPickle,
+    checked_key,
     numpy_tensor,
 )
 from drafttrace.tracer.dumps.tensor import Tensor
 
 # More instructions than any honest dump has: its pickle describes tensors, it does not hold them.
 _MAX_OPERATIONS = 20_000_000
+# Dicts, lists and tuples of a value, each counted as often as it is met, and how deep they may nest.
+_MAX_CONTAINERS = 2_000_000
+_MAX_DEPTH = 200
 
 
 Storage = Callable[[Sequence[Any]], Tensor]
@@ -83,7 +87,9 @@ class PickleMachine:
                 step(self, argument)
         if len(stack) != 1:
             raise BadPickle("its pickle does not end with one value")
-        return _finished(stack[0])
+        value = _finished(stack[0])
+        _check_size(value)
+        return value
 
     def _since_mark(self) -> list[Any]:
         for index in range(len(self._stack) - 1, -1, -1):
@@ -120,17 +126,17 @@ class PickleMachine:
 
     def _setitem(self, _argument: Any) -> None:
         value, key = self._pop(), self._pop()
-        self._top(dict)[key] = value
+        self._top(dict)[checked_key(key)] = value
 
     def _setitems(self, _argument: Any) -> None:
         items = self._since_mark()
         if len(items) % 2:
             raise BadPickle("its pickle is damaged (a key without a value)")
-        self._top(dict).update(zip(items[::2], items[1::2], strict=True))
+        self._top(dict).update(_pairs(items))
 
     def _dict(self, _argument: Any) -> None:
         items = self._since_mark()
-        self._stack.append(dict(zip(items[::2], items[1::2], strict=True)))
+        self._stack.append(dict(_pairs(items)))
 
     def _list(self, _argument: Any) -> None:
         self._stack.append(self._since_mark())
@@ -155,7 +161,9 @@ class PickleMachine:
 
     def _stack_global(self, _argument: Any) -> None:
         name, module = self._pop(), self._pop()
-        self._find(str(module)[:200], str(name)[:200])
+        if not isinstance(name, str) or not isinstance(module, str):
+            raise BadPickle("its pickle is damaged (a name that is no text)")
+        self._find(module[:200], name[:200])
 
     def _find(self, module: str, name: str) -> None:
         full = f"{module}.{name}"
@@ -175,7 +183,7 @@ class PickleMachine:
             _version, shape, dtype, fortran, data = state
             target.value = numpy_tensor(dtype, shape, fortran, data)
         elif isinstance(target, NumpyType) and isinstance(state, tuple) and len(state) >= 2:
-            target.order = "<" if state[1] in {"<", "|", "="} else ">"
+            target.order = "<" if state[1] in ("<", "|", "=") else ">"
         elif not isinstance(target, dict):  # an ordered dict may carry attributes; they are not data
             raise BadPickle("its pickle sets attributes of an object")
 
@@ -190,6 +198,23 @@ class PickleMachine:
 
     def _discard(self, _argument: Any) -> None:
         self._stack.pop()
+
+
+def _pairs(items: Sequence[Any]) -> list[tuple[Any, Any]]:
+    return [(checked_key(key), value) for key, value in zip(items[::2], items[1::2], strict=True)]
+
+
+def _check_size(value: Any) -> None:
+    """Refuse a value that means itself, or the same parts over and over: whoever walks it would never be done."""
+    todo = [(value, 0)] if isinstance(value, dict | list | tuple) else []
+    seen = 0
+    while todo:
+        part, depth = todo.pop()
+        seen += 1
+        if depth > _MAX_DEPTH or seen > _MAX_CONTAINERS:
+            raise BadPickle("its pickle repeats its parts without end")
+        inner = part.values() if isinstance(part, dict) else part
+        todo.extend((item, depth + 1) for item in inner if isinstance(item, dict | list | tuple))
 
 
 def _finished(value: Any) -> Any:

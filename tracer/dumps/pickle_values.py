@@ -116,12 +116,19 @@ def _parameter(tensor: Any, *_rest: Any) -> Any:
     return tensor
 
 
+def checked_key(key: Any) -> Any:
+    """A dict's key, if it is one plain value: hashing nested tuples that share their parts can take for ever."""
+    if key is not None and not isinstance(key, str | int | float | bytes):
+        raise BadPickle("a dict has a key that is neither text nor number")
+    return key
+
+
 def _ordered_dict(items: Any = ()) -> dict[Any, Any]:
     if isinstance(items, dict):
         return dict(items)
     if not isinstance(items, list | tuple):
         raise BadPickle("an ordered dict has no proper items")
-    return dict(items)
+    return {checked_key(key): value for key, value in items}
 
 
 def _size(items: Any = ()) -> tuple[Any, ...]:
@@ -155,8 +162,10 @@ class NumpyType:
     __slots__ = ("order", "text")
 
     def __init__(self, text: Any, *_rest: Any) -> None:
-        if not isinstance(text, str) or text not in _NUMPY_KINDS:
-            raise BadPickle(f"a numpy array has the number format {str(text)[:20]!r}")
+        if not isinstance(text, str):
+            raise BadPickle("a numpy array has no number format")
+        if text not in _NUMPY_KINDS:
+            raise BadPickle(f"a numpy array has the number format {text[:20]!r}")
         self.text = text
         self.order = "<"
 

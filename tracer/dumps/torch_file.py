@@ -112,7 +112,7 @@ def read_torch_legacy(path: Path, file: MappedFile) -> Any:
         _run(path, stream, None)
     value = _run(path, stream, storage)
     keys = _run(path, stream, None)
-    if not isinstance(keys, list):
+    if not isinstance(keys, list) or not all(isinstance(key, str | int) for key in keys):
         raise damaged(path, "the list of its storages is missing")
     for key in keys:
         if str(key) not in wanted:
@@ -153,7 +153,12 @@ def _run(path: Path, stream: Any, storage: Any) -> Any:
 
 
 def _storage_key(key: Sequence[Any]) -> tuple[StorageKind, str, int]:
-    if len(key) < 5 or key[0] != "storage" or not isinstance(key[1], StorageKind):
+    if (
+        len(key) < 5
+        or key[0] != "storage"
+        or not isinstance(key[1], StorageKind)
+        or not isinstance(key[2], str | int)
+    ):
         raise BadPickle("it refers to data in an unknown way")
     if type(key[4]) is not int or not 0 <= key[4] < 2**48:
         raise BadPickle("a storage has no proper size")

@@ -1,0 +1,177 @@
+"""Files and targets that a verifier broke the readers with: each test is named after what went wrong."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import stat
+import struct
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import dump_layouts as made
+import numpy as np
+import pytest
+import torch
+
+from drafttrace.tracer import cli, output
+from drafttrace.tracer.dumps.folder import sample_files
+from drafttrace.tracer.dumps.registry import Request
+from drafttrace.tracer.errors import DrafttraceError, UnreadableFile
+from drafttrace.tracer.open import is_trace_file, open_capture
+from drafttrace.tracer.reference import make_reference
+
+TARGET = Path(__file__).resolve().parents[2] / "pairs/tiny-llama/target"
+
+
+def text(value: str) -> bytes:
+    return b"X" + struct.pack("<I", len(value)) + value.encode()
+
+
+# t = (t, t), sixty times: a few hundred bytes that mean 2^60 parts, and the same with lists.
+TUPLES = b"K\x01\x85q\x00" + b"0h\x00h\x00\x86q\x00" * 60
+LISTS = b"]q\x00" + b"0](h\x00h\x00eq\x00" * 60
+
+
+@pytest.mark.parametrize(
+    "pickled",
+    [
+        b"\x80\x02}" + TUPLES + b"K\x01s.",  # as a key, whose hash is taken
+        b"\x80\x02}(" + TUPLES + b"K\x01u.",
+        b"\x80\x02(" + TUPLES + b"K\x01d.",
+        b"\x80\x02ccollections\nOrderedDict\n](" + TUPLES + b"K\x01\x86e\x85R.",
+        b"\x80\x04" + TUPLES + b"h\x00\x93.",  # as a name, which is printed
+        b"\x80\x02(" + text("storage") + b"ctorch\nFloatStorage\n" + TUPLES + text("cpu") + b"K\x04tQ.",
+        b"\x80\x02cnumpy\ndtype\n" + TUPLES + b"\x85R.",
+        b"\x80\x02}" + text("input_ids") + LISTS + b"s.",  # as a value, which readers walk
+        b"\x80\x02]q\x00h\x00a.",  # a list that holds itself
+        b"\x80\x02}q\x00" + text("a") + b"h\x00s.",
+    ],
+)
+def test_a_pickle_that_repeats_its_parts_without_end_is_refused(pickled: bytes, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "data_0.pt", "w") as archive:
+        archive.writestr("archive/data.pkl", pickled)
+    with pytest.raises(UnreadableFile):
+        open_capture(str(tmp_path / "data_0.pt"))
+
+
+def said(arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    """What the command line says on standard error, with exit code 2."""
+    monkeypatch.setattr(sys, "argv", ["drafttrace", *arguments])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == 2
+    told = capsys.readouterr().err.strip()
+    assert told.startswith("drafttrace: ")
+    assert "\n" not in told
+    return told
+
+
+@pytest.mark.parametrize("option", ["FILE", "--target"])
+def test_a_name_that_is_too_long_is_no_traceback(
+    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save(made.sf_sample(), tmp_path / "data_0.ckpt")
+    arguments = ["a" * 300] if option == "FILE" else [str(tmp_path / "data_0.ckpt"), "--target", "a" * 300]
+    assert "cannot be" in said(["inspect", *arguments], monkeypatch, capsys)
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ESTALE, "Stale file handle", "x.pt"), MemoryError()])
+def test_an_error_of_the_machine_is_one_sentence(
+    error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_arguments: Any, **_options: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("drafttrace.tracer.inspecting.inspect_capture", fails)
+    told = said(["inspect", str(tmp_path)], monkeypatch, capsys)
+    assert "Stale file handle" in told or "memory" in told
+
+
+def test_a_file_that_cannot_be_read_is_no_trace() -> None:
+    assert not is_trace_file(Path("a" * 300))
+    if Path("/proc/self/mem").exists():
+        assert not is_trace_file(Path("/proc/self/mem"))  # opens, and fails to read
+
+
+def test_links_to_folders_are_followed_once(tmp_path: Path) -> None:
+    """Dumps often lie on another disk; a link to a folder above would never end."""
+    elsewhere, dump = tmp_path / "disk", tmp_path / "dump"
+    elsewhere.mkdir()
+    dump.mkdir()
+    for number in range(2):
+        torch.save(made.sf_sample(), elsewhere / f"data_{number}.ckpt")
+    (dump / "hidden").symlink_to(elsewhere)
+    (dump / "again").symlink_to(elsewhere)
+    (dump / "up").symlink_to(tmp_path)
+    (elsewhere / "loop").symlink_to(dump)
+    assert [path.name for path in sample_files(dump)] == ["data_0.ckpt", "data_1.ckpt"]
+
+
+def test_another_number_of_layer_ids_is_refused(tmp_path: Path) -> None:
+    torch.save(made.sf_sample(), tmp_path / "data_0.ckpt")
+    (tmp_path / "v1").mkdir()
+    made.write_spec_v1(tmp_path / "v1")
+    for path in (tmp_path / "data_0.ckpt", tmp_path / "v1/data_0.pt"):
+        with pytest.raises(DrafttraceError, match="6 layer ids are given"):
+            open_capture(str(path), request=Request(layer_ids=(1, 2, 3, 4, 5, 6), lenient=True))
+    capture = open_capture(str(tmp_path / "data_0.ckpt"), request=Request(layer_ids=(1, 3, 4)))
+    assert capture.wiring == (2, 4, 5)
+
+
+def test_a_machine_form_goes_into_a_pipe_and_through_a_link(tmp_path: Path) -> None:
+    """``--json /dev/stdout`` must not replace the device by a file, nor a link by its content."""
+    (tmp_path / "real.json").write_text("old")
+    (tmp_path / "link.json").symlink_to(tmp_path / "real.json")
+    output.write_text(tmp_path / "link.json", "new")
+    assert (tmp_path / "link.json").is_symlink()
+    assert (tmp_path / "real.json").read_text() == "new"
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    output.write_text(fifo, "{}")
+    assert os.read(reader, 10) == b"{}"
+    os.close(reader)
+    assert stat.S_ISFIFO(fifo.stat().st_mode)
+
+
+def test_a_full_disk_is_said() -> None:
+    if not Path("/dev/full").is_char_device():
+        pytest.skip("this system has no /dev/full")
+    with pytest.raises(DrafttraceError, match="No space left"):
+        output.write_text(Path("/dev/full"), "{}")
+    assert Path("/dev/full").is_char_device()
+
+
+def test_a_reference_of_a_target_that_lacks_weights_is_refused(tmp_path: Path) -> None:
+    """transformers fills them with random numbers, and the reference would be noise."""
+    target = tmp_path / "target"
+    shutil.copytree(TARGET, target)
+    config = json.loads((target / "config.json").read_text())
+    for name, value, what in (
+        ("num_hidden_layers", config["num_hidden_layers"] + 1, r"lacks \d+ weights.*layers\.16\."),
+        ("intermediate_size", config["intermediate_size"] + 8, "(wrong shape|cannot load)"),
+    ):
+        (target / "config.json").write_text(json.dumps(config | {name: value}))
+        with pytest.raises(UnreadableFile, match=what):
+            make_reference(target, [np.arange(5)], tmp_path / "r.safetensors")
+        assert not (tmp_path / "r.safetensors").exists()
+
+
+def test_a_target_that_cannot_be_run_on_its_device_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(DrafttraceError, match=r"cannot be run on 1 x 5 tokens on meta .*--device-map") as told:
+        make_reference(TARGET, [np.arange(5)], tmp_path / "r.safetensors", device_map="meta")
+    assert "\n" not in str(told.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_cuda_asked_for_without_cuda_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["reference", "--target", str(TARGET), "--prompt", "Bob", "-o", str(tmp_path / "r.safetensors")]
+    assert "--device-map cuda" in said([*arguments, "--device-map", "cuda"], monkeypatch, capsys)

@@ -225,8 +225,14 @@ def _fc_slot(index: int, values: Floats, aux: list[Floats], phases: Ints, positi
         others[0] if others else None,
         tuple(stale[:20]),
         by_phase,
-        _shift(values, aux[index], positions, np.flatnonzero(~equal)),
+        _shift(values, aux[index], positions, np.flatnonzero(~equal)) if _in_prefill(~equal, phases) else None,
     )
+
+
+def _in_prefill(differing: Bools, phases: Ints) -> bool:
+    """Whether prefill's rows are among them, where there are any: after verify, the pass before may be a token before."""
+    prefill = phases == Phase.DRAFT_EXTEND_PREFILL
+    return not prefill.any() or bool(differing[prefill].any())
 
 
 def _shift(values: Floats, aux: Floats, positions: Ints, differing: Ints) -> int | None:

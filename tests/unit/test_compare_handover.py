@@ -47,6 +47,21 @@ def test_rows_that_are_handed_over_a_token_off_are_no_stale_rows() -> None:
         assert found.id == "token-shift" and f"p{offset:+d}" in found.summary, found.summary
 
 
+def test_a_pass_that_was_a_token_before_is_stale_and_no_shift() -> None:
+    """With one token accepted per round, the rows of the pass before are those of position p - 1."""
+    left = with_fc_in(trace(), 0)
+    assert left.draft is not None
+    table, held = left.draft.table, left.draft.tensors["fc_in"].floats().copy()
+    phase, late = table.phase.copy(), np.arange(20, len(table))
+    phase[late] = Phase.DRAFT_EXTEND_VERIFY
+    held[late] = held[late - 1]
+    table = replace(table, phase=phase)
+    found = diff(
+        replace(left, draft=DraftRows(table, {"fc_in": bf16(held)}, {"fc_in": np.ones(len(table), np.bool_)})), None
+    )
+    assert [f.id for f in found.findings if f.severity == FAULT] == ["stale-rows"]
+
+
 def steps(left: Capture, stale: bool) -> Capture:
     """Rounds of one extend and three draft steps; the first step of each may start where the round before started."""
     rng = np.random.default_rng(0)

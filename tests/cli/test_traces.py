@@ -126,7 +126,9 @@ def test_cheap_commands_do_not_import_torch() -> None:
         assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "traces").rglob("*.h5")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "traces").rglob("*.h5")), ids=lambda path: f"{path.parent.name}-{path.stem}"
+)
 def test_a_viewer_that_follows_nexus_plots_a_recorded_trace(path: Path) -> None:
     """What H5Web and silx do on a double click: along ``default`` to an NXdata group, its signals over its axis."""
     with h5py.File(path, "r") as file:
@@ -137,7 +139,7 @@ def test_a_viewer_that_follows_nexus_plots_a_recorded_trace(path: Path) -> None:
                 group = group[group.attrs["default"].decode()]
         (axis,) = (name.decode() for name in group.attrs["axes"])
         position = group[axis][:]
-        assert len(position) > 40 and (np.diff(position) > 0).all()
+        assert len(position) >= 40 and (np.diff(position) > 0).all()
         signals = [group.attrs["signal"].decode(), *(name.decode() for name in group.attrs["auxiliary_signals"])]
         assert signals == ["aux_0", "aux_1", "aux_2", "embed", "last"]
         for name in signals:

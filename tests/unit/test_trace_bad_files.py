@@ -74,7 +74,7 @@ def test_a_file_without_permission_is_a_sentence(tmp_path: Path) -> None:
 def test_a_newer_format_asks_for_an_update(tmp_path: Path) -> None:
     path = edit(write(tmp_path / "t.h5"), lambda file: file.attrs.modify(schema.ATTR_VERSION, np.int64(2)))
     assert is_trace(path)
-    with pytest.raises(UnknownFormat, match="has format version 2, this drafttrace reads up to 1: update"):
+    with pytest.raises(UnknownFormat, match="has format version 2, this drafttrace reads up to 1; update"):
         read_trace(path)
     path = edit(write(tmp_path / "u.h5"), lambda file: file.attrs.modify(schema.ATTR_VERSION, np.int64(-3)))
     with pytest.raises(UnreadableFile, match="its format version is -3"):

@@ -39,6 +39,8 @@ _MODELOPT_KEYS = {
 
 _MOST = 2**40
 """No size or count of a model is larger; whatever is comes from a damaged file."""
+MOST_LAYERS = 10_000
+"""No model has more layers; tensors and boundaries are listed layer by layer."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,7 @@ def parse_draft_config(raw: Mapping[str, Any], path: Path) -> DraftConfig:
         project=_project(raw, nested),
         hidden_size=hidden,
         target_hidden_size=_optional(flat, "target_hidden_size", path),
-        layers=_optional(flat, "num_hidden_layers", path) or 1,
+        layers=_layers(flat, path),
         heads=heads,
         kv_heads=_optional(flat, "num_key_value_heads", path) or heads,
         head_dim=_optional(flat, "head_dim", path) or hidden // heads,
@@ -266,7 +268,7 @@ def _windows(flat: Mapping[str, Any], path: Path) -> tuple[int | None, ...]:
 
     ``layer_types`` says it layer by layer; without it Qwen's configs keep the first ``max_window_layers`` layers whole.
     """
-    layers = _optional(flat, "num_hidden_layers", path) or 1
+    layers = _layers(flat, path)
     size = _optional(flat, "sliding_window", path) or None
     kinds, whole = flat.get("layer_types"), 0
     if isinstance(kinds, list):
@@ -276,6 +278,13 @@ def _windows(flat: Mapping[str, Any], path: Path) -> tuple[int | None, ...]:
     else:
         used = str(flat.get("model_type")) in {"mistral", "gemma2", "gemma3_text"}
     return tuple(size if used and layer >= whole else None for layer in range(layers))
+
+
+def _layers(flat: Mapping[str, Any], path: Path) -> int:
+    value = _optional(flat, "num_hidden_layers", path) or 1
+    if value > MOST_LAYERS:
+        raise UnreadableFile(f"{path} has 'num_hidden_layers': {value}; expected at most {MOST_LAYERS}.")
+    return value
 
 
 def _count(flat: Mapping[str, Any], key: str, path: Path) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from drafttrace.compare.draft_config import MOST_LAYERS
 from drafttrace.tracer.checkpoint import read_json
 from drafttrace.tracer.errors import UnreadableFile
 
@@ -62,7 +63,7 @@ def parse_target_config(raw: Mapping[str, Any], path: Path) -> TargetConfig:
         text=text,
         architecture=str(names[0]) if isinstance(names, list) and names else None,
         model_type=kind,
-        layers=_count(text, ("num_hidden_layers", "n_layer"), path),
+        layers=_count(text, ("num_hidden_layers", "n_layer"), path, most=MOST_LAYERS),
         hidden_size=hidden,
         vocab_size=_count(text, ("vocab_size",), path, raw),
         max_positions=int(_number(text.get("max_position_embeddings"), 0.0) or 0),
@@ -92,12 +93,16 @@ def _number(value: object, default: float | None) -> float | None:
 
 
 def _count(
-    text: Mapping[str, Any], keys: tuple[str, ...], path: Path, outer: Mapping[str, Any] | None = None
+    text: Mapping[str, Any],
+    keys: tuple[str, ...],
+    path: Path,
+    outer: Mapping[str, Any] | None = None,
+    most: int = _MOST,
 ) -> int:
     for place in (text, outer or {}):
         for key in keys:
             value = place.get(key)
-            if type(value) is int and 0 < value < _MOST:
+            if type(value) is int and 0 < value <= most:
                 return value
     raise UnreadableFile(
         f"{path} has no usable '{keys[0]}', so it is no language model's config; give the target's folder."

@@ -64,8 +64,8 @@ class Replayer:
     def draft_ids(self, text: Text, rows: int, switches: Switches) -> Ints:
         """The draft id of the token that step 0 of each row should name ``[rows]``; -1 where there is none."""
         targets = self.targets(switches)
-        table = np.full(max(self.parts.vocabulary, int(targets.max(initial=0)) + 1), -1, np.int64)
-        inside = targets >= 0
+        table = np.full(self.parts.vocabulary, -1, np.int64)
+        inside = (targets >= 0) & (targets < len(table))
         table[targets[inside]] = np.flatnonzero(inside)
         found = np.full(rows, -1, np.int64)
         wanted = text.tokens[2 : 2 + rows]
@@ -131,15 +131,27 @@ def load_replayer(config: DraftConfig, weights: DraftWeights, parts: TargetParts
     _check_embedding(config, weights, parts)
     if "lm_head.weight" not in loaded:
         loaded["lm_head.weight"] = _shared_head(config, parts)
-    d2t = None
-    if "d2t" in weights and weights.info("d2t").float_dtype is None:
-        d2t = weights.checkpoint.array(weights.names["d2t"]).astype(np.int64)
-        if len(d2t) != loaded["lm_head.weight"].shape[0]:
-            raise UnreadableFile(
-                f"{weights.checkpoint.root} has {len(d2t)} entries in d2t and {loaded['lm_head.weight'].shape[0]} rows in "
-                "lm_head; make both come from one training run."
-            )
+    head = tuple(loaded["lm_head.weight"].shape)
+    if len(head) != 2 or head[0] == 0 or head[1] != config.hidden_size:
+        raise UnreadableFile(
+            f"{weights.checkpoint.root} has an lm_head of shape {list(head)} for a draft {config.hidden_size} wide; "
+            "export the draft's head again."
+        )
+    d2t = _map(weights, head[0])
     return Replayer(config, weights, parts, DraftModel(config, loaded, slots, longest), d2t)
+
+
+def _map(weights: DraftWeights, rows: int) -> Ints | None:
+    """The vocabulary map ``[rows]`` as stored; None where there is none. Raises UnreadableFile where it is no such list."""
+    if "d2t" not in weights:
+        return None
+    info = weights.info("d2t")
+    if info.float_dtype is not None or info.shape != (rows,):
+        raise UnreadableFile(
+            f"{weights.checkpoint.root} stores d2t as {info.dtype} {list(info.shape)} beside an lm_head of {rows} rows; "
+            f"expected {rows} whole numbers, make both come from one training run."
+        )
+    return weights.checkpoint.array(weights.names["d2t"]).astype(np.int64)
 
 
 def _check_embedding(config: DraftConfig, weights: DraftWeights, parts: TargetParts) -> None:

@@ -297,8 +297,8 @@ class Sayable:
     """Whether the draft can say a target token."""
 
     def __init__(self, targets: Ints, vocabulary: int) -> None:
-        self._table = np.zeros(max(vocabulary, int(targets.max(initial=0)) + 1), bool)
-        self._table[targets[targets >= 0]] = True
+        self._table = np.zeros(vocabulary, bool)
+        self._table[targets[(targets >= 0) & (targets < vocabulary)]] = True
 
     def __call__(self, ids: Ints) -> npt.NDArray[np.bool_]:
         inside = (ids >= 0) & (ids < len(self._table))

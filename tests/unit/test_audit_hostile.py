@@ -134,3 +134,12 @@ def test_targets_with_odd_tensors(name: str, tmp_path: Path) -> None:
     for tensor in (torch.zeros(0), torch.tensor(1.0), torch.ones(4, 16), torch.ones(96, 8), torch.arange(5)):
         save_file({**target_tensors(), name: tensor}, target / "model.safetensors")
         survives(target, draft)
+
+
+@pytest.mark.parametrize("whose", ["target", "draft"])
+def test_a_million_layers_are_refused_and_not_listed_one_by_one(whose: str, tmp_path: Path) -> None:
+    more = {"num_hidden_layers": 1_000_000}
+    target = write_target(tmp_path / "target", {**DEEPSEEK_TARGET, **(more if whose == "target" else {})})
+    draft = write_draft(tmp_path / "draft", specforge([1, 15, 28], **(more if whose == "draft" else {})))
+    with pytest.raises(DrafttraceError, match="num_hidden_layers"):
+        check(target, draft)

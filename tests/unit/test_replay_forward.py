@@ -17,6 +17,7 @@ from drafttrace.compare.draft_config import parse_draft_config, read_draft_confi
 from drafttrace.compare.draft_weights import draft_weights
 from drafttrace.compare.replay.loading import Replayer, load_replayer, step_tokens
 from drafttrace.compare.replay.rope import rotation_of
+from drafttrace.compare.replay.run import replay
 from drafttrace.compare.replay.switches import Switches, switches_of
 from drafttrace.compare.target_parts import target_parts
 from drafttrace.tracer.checkpoint import open_checkpoint
@@ -378,6 +379,37 @@ def test_drafts_that_cannot_run_are_refused(tmp_path: Path, drop: str, config: d
     with pytest.raises(error) as caught:
         load(tmp_path, {**specforge([1, 15, 28]), **config}, tensors)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [
+        ("d2t", torch.zeros(0, dtype=torch.int64)),
+        ("d2t", torch.zeros(PRUNED, 1, dtype=torch.int64)),
+        ("d2t", torch.tensor(3)),
+        ("d2t", torch.zeros(PRUNED)),
+        ("lm_head.weight", torch.zeros(0, HIDDEN)),
+        ("lm_head.weight", torch.zeros(PRUNED)),
+        ("lm_head.weight", torch.zeros(PRUNED, HIDDEN + 1)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else f"{value.dtype}-{tuple(value.shape)}",
+)
+def test_maps_and_heads_that_are_none_are_refused_by_name(tmp_path: Path, name: str, tensor: torch.Tensor) -> None:
+    with pytest.raises(UnreadableFile, match=name.split(".")[0]) as caught:
+        load(tmp_path, specforge([1, 15, 28]), {**draft_tensors(), name: tensor})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("far", [-(10**12), 10**12, 2**62])
+def test_a_map_far_outside_the_vocabulary_costs_no_memory(tmp_path: Path, far: int) -> None:
+    from replay_world import make_world
+
+    world = make_world(tmp_path, (2, 16, 29), rows=40)
+    spoiled = {**draft_tensors(), "d2t": torch.full((PRUNED,), far, dtype=torch.int64)}
+    draft = write_draft(tmp_path / "spoiled", specforge([1, 15, 28]), spoiled)
+    result = replay(world.capture((2, 16, 29)), draft, world.target, switches=False)
+    assert result.wirings[0].score is not None and result.wirings[0].score.top1 == 0.0
+    assert "vocab-coverage" in [found.id for found in result.findings]
 
 
 def test_the_targets_head_is_shared_where_the_draft_has_none(tmp_path: Path) -> None:

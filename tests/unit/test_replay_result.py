@@ -271,3 +271,28 @@ def test_no_gradient_or_thread_setting_leaks(world: World) -> None:
 def test_severities_are_the_shared_ones(world: World) -> None:
     result = replay(world.capture(TRUTH, sweep=(16,)), world.draft, world.target, sglang_version="0.5.23", steps=1)
     assert all(f.severity == FAULT for f in result.faults) and result.faults
+
+
+def test_a_draft_that_no_wiring_helps_is_a_fault_and_few_rows_are_not(world: World) -> None:
+    """The incident's own trace: the served boundaries are all there is, and the draft has no hit on any row."""
+    wrong = (14, 18, 22)
+    result = replay(world.capture(wrong), world.draft, world.target, switches=False)
+    (found,) = [fault for fault in result.faults if fault.id == "unexplained"]
+    assert result.exit_code == 1 and "--search" in found.remedy and "[B14, B18, B22]" in found.summary
+    searched = replay(world.capture(wrong), world.draft, world.target, switches=False, search_wirings=True)
+    assert "None of the 6 wirings" in next(fault.remedy for fault in searched.faults if fault.id == "unexplained")
+    short = dataclasses.replace(world, tokens=world.tokens[:12], states=world.states[:, :12])
+    few = replay(short.capture(wrong), world.draft, world.target, switches=False)
+    assert few.best is not None and "unexplained" not in [fault.id for fault in few.faults]
+
+
+def test_the_window_of_a_traced_server_is_what_its_draft_is_replayed_with(tmp_path: Path) -> None:
+    world = make_world(tmp_path, (2, 16, 29), sliding_window=8, layer_types=["sliding_attention"])
+    capture = world.capture((2, 16, 29))
+    alone = replay(capture, world.draft, world.target, switches=False)
+    assert tuple(alone.switches["windows"]) == (8,) and tuple(alone.served_switches["windows"]) == ()
+    # SGLang counts the tokens before a row, the config the row as well.
+    for size, seen in ((7, (8,)), (20, (21,)), (None, ())):
+        about = {"server_args": {"speculative_draft_window_size": size}}
+        traced = replay(dataclasses.replace(capture, about=about), world.draft, world.target, switches=False)
+        assert tuple(traced.served_switches["windows"]) == seen

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from drafttrace.tracer.boundary import boundary_name, canonical_wiring
-from drafttrace.tracer.capture import Accepted, Capture, Phase
+from drafttrace.tracer.capture import Accepted, Capture, Norm, Phase
 from drafttrace.tracer.dumps.build import ASSUMED
 from drafttrace.tracer.dumps.registry import FieldMap, Request
 from drafttrace.tracer.inspect_render import render
@@ -256,8 +256,20 @@ def _probably(slot: Any, k: int, capture: Capture, checks: list[Check], layers: 
     if slot.boundary is not None:
         return f"{boundary_name(slot.boundary)} (declared)"
     if layers is not None and len(capture.slots) == 3 and ASSUMED in slot.source and capture.format != "SPEC-V1":
-        return f"{boundary_name(canonical_wiring(layers)[k])} if the trainer kept its default; not recorded"
+        usual = canonical_wiring(layers)[k]
+        named = " or ".join(map(boundary_name, _backends(usual, capture, checks)))
+        return f"{named} if the trainer kept its default; not recorded"
     return "not recorded; compare with a reference to find out"
+
+
+def _backends(usual: int, capture: Capture, checks: list[Check]) -> list[int]:
+    """Model-Optimizer's vLLM backend stores every slot one layer early and the last state before the norm, without
+    saying so: the norm tells the backend."""
+    if capture.format != "MO-PT" or capture.last is None:
+        return [usual]
+    norms = [str(check.evidence["found"]) for check in checks if check.id == "last-norm"]
+    norm = norms[0] if norms and norms[0] != Norm.UNKNOWN else str(capture.last.norm)
+    return {str(Norm.PRE): [usual - 1], str(Norm.POST): [usual]}.get(norm, [usual, usual - 1])
 
 
 def _last(name: str, checks: list[Check]) -> str:

@@ -79,6 +79,7 @@ def check_values(capture: Capture, target: TargetWeights) -> list[Check]:
         )
     checks.extend(_declared_last(capture, target.shape.layers))
     ids = _row_tokens(capture)
+    checks.extend(_vocabulary(capture, ids, target))
     for state in fitting:
         checks.extend(_embedding(state, ids, target))
     checks.extend(_head(capture, fitting, ids, target))
@@ -128,6 +129,18 @@ def _declared_last(capture: Capture, layers: int) -> list[Check]:
         f"{boundary_name(layers)}: the 'last state' that training read is an inner layer."
     )
     return [Check("last-boundary", last.name, "refuted", summary, {"declared": last.boundary, "layers": layers})]
+
+
+def _vocabulary(capture: Capture, tokens: Ints, target: TargetWeights) -> list[Check]:
+    """Tokens that the target does not have: nothing can be scored at them, and it is the wrong target."""
+    outside = tokens[(tokens >= 0) & ~target.inside(tokens)]
+    if not len(outside):
+        return []
+    summary = (
+        f"{len(outside)} of {len(tokens)} tokens are outside the target's vocabulary, first {int(outside[0])}: the dump is "
+        "of another target, or of tokens that its embedding does not hold."
+    )
+    return [Check("vocabulary", "tokens", "refuted", summary, {"outside": len(outside), "tokens": len(tokens)})]
 
 
 # --- which state is the embedding ----------------------------------------------------------------------------
@@ -198,8 +211,11 @@ def _head(capture: Capture, states: list[_State], tokens: Ints, target: TargetWe
     losses: dict[Norm, Floats] = {}
     tops: dict[Norm, Ints] = {}
     for norm, normed in ((Norm.POST, values), (Norm.PRE, target.final_norm(values))):
-        losses[norm], tops[norm] = target.score(normed, wanted)
+        with np.errstate(invalid="ignore", over="ignore"):  # a checkpoint may hold NaN
+            losses[norm], tops[norm] = target.score(normed, wanted)
     means = {norm: _column_means(loss) for norm, loss in losses.items()}
+    if not any(math.isfinite(mean) for column in means.values() for mean in column):
+        return []
     chosen, norm_check = _norm(last.name, last.norm, values, means, target)
     shift = _shift(last.name, means[chosen], len(rows))
     best = int(np.argmin(means[chosen]))
@@ -226,7 +242,7 @@ def _scored_rows(capture: Capture, count: int, tokens: Ints, target: TargetWeigh
     cost = target.shape.vocab_size * target.shape.hidden_size * 2
     budget = int(max(16, min(256, _WORK / cost)))
     rows = np.arange(1, min(count, len(tokens) - 1), dtype=np.int64)
-    rows = rows[tokens[rows + 1] >= 0]
+    rows = rows[target.inside(tokens[rows + 1])]
     mask = capture.mask
     if mask is not None and len(mask) >= len(tokens):
         weighted = rows[mask[rows + 1] != 0]

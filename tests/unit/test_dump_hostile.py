@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import dump_layouts as made
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -110,6 +111,27 @@ def test_links_to_folders_are_followed_once(tmp_path: Path) -> None:
     (dump / "up").symlink_to(tmp_path)
     (elsewhere / "loop").symlink_to(dump)
     assert [path.name for path in sample_files(dump)] == ["data_0.ckpt", "data_1.ckpt"]
+
+
+def test_a_user_without_a_home_finds_the_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for number in range(9):
+        ids = made.tokens() + number
+        torch.save(made.sf_sample() | {"input_ids": ids}, tmp_path / f"data_{number}.ckpt")
+    like = open_capture(str(tmp_path / "data_4.ckpt"))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", staticmethod(homeless))
+    assert open_capture(str(tmp_path), like=like).sample == 4
+
+
+def test_a_plain_hdf5_file_says_what_it_holds(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["ids"] = np.arange(3)
+        file.create_group("states")["s0"] = np.zeros((3, 4), np.float16)
+    with pytest.raises(DrafttraceError, match=r"the fields 'ids', 'states/', .*--slots"):
+        open_capture(str(tmp_path / "a.h5"))
 
 
 def test_another_number_of_layer_ids_is_refused(tmp_path: Path) -> None:

@@ -174,3 +174,32 @@ def test_no_torch_for_safetensors(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def model_optimizer(folder: Path, sample: Sample, last: torch.Tensor, **changed: Any) -> Inspection:
+    aux = torch.cat([sample.b2, sample.b8, sample.b13], -1)
+    value = {"input_ids": sample.tokens, "loss_mask": sample.mask, "hidden_states": last, "aux_hidden_states": aux,
+             "conversation_id": "c"} | changed  # fmt: skip
+    torch.save(value, folder / "c.pt")
+    return inspect_capture(str(folder / "c.pt"), target=TARGET)
+
+
+def test_tokens_of_another_vocabulary_are_said_and_nothing_is_made_of_them(sample: Sample, tmp_path: Path) -> None:
+    """They used to end as 'no last state' and 'shifted by -1', of losses that were all infinite."""
+    found = model_optimizer(tmp_path, sample, sample.last_post, input_ids=sample.tokens + 5000)
+    assert verdicts(found) == {("vocabulary", "tokens"): "refuted"}
+    assert "outside the target's vocabulary, first 5000" in found.problems[0]
+    some = sample.tokens.clone()
+    some[5] = 5000
+    told = verdicts(model_optimizer(tmp_path, sample, sample.last_post, input_ids=some))
+    assert told.pop(("vocabulary", "tokens")) == "refuted"
+    assert told["token-shift", "hidden_states"] == "confirmed"
+
+
+def test_the_norm_tells_which_backend_of_model_optimizer_wrote_the_slots(sample: Sample, tmp_path: Path) -> None:
+    """vLLM's stores every slot one layer early, and the last state before the norm."""
+    after = model_optimizer(tmp_path, sample, sample.last_post)
+    before = model_optimizer(tmp_path, sample, sample.last_pre)
+    unknown = model_optimizer(tmp_path, sample, torch.full_like(sample.last_pre, float("nan")))
+    first = [found.states[0].probably.split(" if ")[0] for found in (after, before, unknown)]
+    assert first == ["B2", "B1", "B2 or B1"]

@@ -64,6 +64,10 @@ def open_collection(path: Path, format_id: str | None = None, request: Request |
     try:
         is_folder = path.is_dir()
         if not is_folder and not path.is_file():
+            if path.exists():
+                raise UnreadableFile(
+                    f"'{path}' is a device or pipe and no file; copy what it gives into a file first."
+                )
             raise UnreadableFile(f"There is no file or folder '{path}'; check the path.")
     except OSError as error:
         raise UnreadableFile(f"The path '{path}' cannot be followed ({error.strerror}); check the link.") from None
@@ -113,6 +117,10 @@ def _contents(document: Document) -> str:
     value = document.value
     if isinstance(value, dict):
         names = sorted(document.keys)
+        if document.container.startswith("hdf5"):
+            from drafttrace.tracer.dumps.hdf5_file import field_names
+
+            names = field_names(document.path)
         shown = ", ".join(repr(name[:40]) for name in names[:8]) + (", ..." if len(names) > 8 else "")
         return f"the fields {shown}" if names else f"no fields ({document.container})"
     if isinstance(value, list):

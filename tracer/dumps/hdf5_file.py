@@ -29,6 +29,17 @@ def read_hdf5(path: Path) -> dict[str, Any]:
         ) from None
 
 
+def field_names(path: Path) -> list[str]:
+    """The names on the top level of an HDF5 file, groups with a ``/``; empty for a file that cannot be opened."""
+    import h5py
+
+    try:
+        with h5py.File(path, "r") as file:
+            return [f"{name}/" if isinstance(file.get(name), h5py.Group) else str(name) for name in file]
+    except (OSError, RuntimeError, KeyError, ValueError, TypeError):
+        return []
+
+
 def _group(path: Path, group: Any, h5py: Any, total: list[int]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in group:

@@ -183,17 +183,24 @@ def _make(collection: Collection, ref: SampleRef, stat: os.stat_result) -> Entry
     return Entry(stat.st_size, stat.st_mtime_ns, length, hashes)
 
 
-def cache_folder() -> Path:
-    """The folder for what can be computed again: ``$XDG_CACHE_HOME/drafttrace`` or ``~/.cache/drafttrace``."""
+def cache_folder() -> Path | None:
+    """The folder for what can be computed again: ``$XDG_CACHE_HOME/drafttrace`` or ``~/.cache/drafttrace``; None for a
+    user without a home, as containers have them."""
     base = os.environ.get("XDG_CACHE_HOME")
-    return Path(base) / "drafttrace" if base else Path.home() / ".cache" / "drafttrace"
+    if base:
+        return Path(base) / "drafttrace"
+    try:
+        return Path.home() / ".cache" / "drafttrace"
+    except RuntimeError:
+        return None
 
 
 def _cache_file(collection: Collection) -> Path | None:
-    if len(collection.refs) < 8:
+    folder = cache_folder()
+    if len(collection.refs) < 8 or folder is None:
         return None
     key = f"{_VERSION}|{collection.path.resolve()}|{collection.layout.id}"
-    return cache_folder() / "tokens" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.npz"
+    return folder / "tokens" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.npz"
 
 
 def _load(path: Path) -> dict[str, Entry]:

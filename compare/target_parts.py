@@ -14,15 +14,10 @@ import numpy.typing as npt
 
 from drafttrace.tracer.checkpoint import Checkpoint
 from drafttrace.tracer.errors import UnreadableFile
+from drafttrace.tracer.part_names import EMBED, HEAD, NORM, gain_is_one_plus, stored_name
 from drafttrace.tracer.rows import Floats
 
-_PREFIXES = ("", "model.", "language_model.", "language_model.model.", "model.language_model.", "transformer.")
 HEAD_BLOCK = 8192
-
-
-def find(checkpoint: Checkpoint, name: str) -> str | None:
-    """The stored name of ``embed_tokens.weight``, ``norm.weight`` or ``lm_head.weight``, whatever wraps the model."""
-    return next((prefix + name for prefix in _PREFIXES if prefix + name in checkpoint), None)
 
 
 @dataclass(frozen=True)
@@ -87,10 +82,10 @@ def target_parts(checkpoint: Checkpoint, *, eps: float, model_type: str, embed_s
 
     Raises UnreadableFile where there is no embedding.
     """
-    embedding = find(checkpoint, "embed_tokens.weight") or find(checkpoint, "wte.weight")
+    embedding = stored_name(checkpoint, EMBED)
     if embedding is None:
         raise UnreadableFile(f"{checkpoint.root} has no embed_tokens.weight; give the folder of the whole target.")
-    head = find(checkpoint, "lm_head.weight") or embedding
+    head = stored_name(checkpoint, HEAD) or embedding
     for name in (embedding, head):
         info = checkpoint.info(name)
         if len(info.shape) != 2 or 0 in info.shape or info.float_dtype is None:
@@ -101,9 +96,9 @@ def target_parts(checkpoint: Checkpoint, *, eps: float, model_type: str, embed_s
     return TargetParts(
         checkpoint=checkpoint,
         embedding=embedding,
-        norm=find(checkpoint, "norm.weight"),
+        norm=stored_name(checkpoint, NORM),
         head=head,
         eps=eps,
-        plus_one=model_type.startswith(("gemma", "qwen3_5", "qwen3_next")),
+        plus_one=gain_is_one_plus(model_type),
         embed_scale=embed_scale,
     )

@@ -14,14 +14,9 @@ import numpy as np
 from drafttrace.tracer.capture import Ints
 from drafttrace.tracer.checkpoint import Checkpoint, open_checkpoint, read_json
 from drafttrace.tracer.errors import UnreadableFile
+from drafttrace.tracer.part_names import EMBED, HEAD, NORM, gain_is_one_plus, stored_name
 from drafttrace.tracer.rows import Floats
 
-_EMBED = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "tok_embeddings.weight", "embed_in.weight")
-_HEAD = ("lm_head.weight", "embed_out.weight", "output.weight")
-_NORM = ("model.norm.weight", "language_model.norm.weight", "backbone.norm_f.weight", "transformer.ln_f.weight",
-         "final_layernorm.weight", "final_layer_norm.weight", "norm.weight", "ln_f.weight")  # fmt: skip
-# Families whose norm multiplies by (1 + w).
-_ONE_PLUS = ("gemma", "qwen3_5", "qwen3_next", "recurrent_gemma")
 # Rows of the head that are converted to float32 at a time: 256 MiB at a width of 8192.
 _HEAD_BLOCK = 8192
 
@@ -75,27 +70,14 @@ class TargetWeights:
         self.folder = folder
         self.shape = read_shape(folder)
         self._checkpoint: Checkpoint = open_checkpoint(folder)
-        self.embed_name = self._find(_EMBED, "embedding")
-        self.norm_name = self._find(_NORM, "final norm")
-        head = self._maybe(_HEAD)
+        self.embed_name = self._find(EMBED, "embedding")
+        self.norm_name = self._find(NORM, "final norm")
+        head = stored_name(self._checkpoint, HEAD)
         self.tied = head is None
         self.head_name = self.embed_name if head is None else head
 
-    def _maybe(self, endings: tuple[str, ...]) -> str | None:
-        """The name with the first ending that any name has; draft layers and towers are left out."""
-        names = [
-            name
-            for name in self._checkpoint
-            if ".layers." not in name and "visual" not in name and "vision" not in name and "audio" not in name
-        ]
-        for ending in endings:
-            found = sorted((name for name in names if name == ending or name.endswith("." + ending)), key=len)
-            if found:
-                return found[0]
-        return None
-
     def _find(self, endings: tuple[str, ...], what: str) -> str:
-        name = self._maybe(endings)
+        name = stored_name(self._checkpoint, endings)
         if name is None:
             raise UnreadableFile(
                 f"The checkpoint '{self.folder}' has no {what} ({', '.join(endings[:3])}, ...); is it the target?"
@@ -124,7 +106,7 @@ class TargetWeights:
     def norm_gain(self) -> Floats:
         """What the final norm multiplies by, per channel ``[H]`` (``1 + w`` for the families that store ``w``)."""
         weight = self._checkpoint.floats(self.norm_name)
-        return weight + 1 if self.shape.model_type.startswith(_ONE_PLUS) else weight
+        return weight + 1 if gain_is_one_plus(self.shape.model_type) else weight
 
     def final_norm(self, states: Floats) -> Floats:
         """The final norm of states ``[R, H]``: an RMS norm, or a layer norm where the checkpoint has a bias for it."""

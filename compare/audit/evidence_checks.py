@@ -10,10 +10,10 @@ import numpy as np
 from drafttrace.compare.audit.subject import Subject, fault, note
 from drafttrace.compare.audit.wiring_checks import wiring_remedy
 from drafttrace.compare.result import Finding
-from drafttrace.compare.target_parts import find
 from drafttrace.tracer.boundary import wiring_name
 from drafttrace.tracer.capture import Capture
 from drafttrace.tracer.checkpoint import Checkpoint
+from drafttrace.tracer.part_names import EMBED, stored_name
 
 _ROWS = 64
 _SAME = 0.02
@@ -45,7 +45,7 @@ def dump_wiring(
 
 def _is_embedding(dump: Capture, k: int, target: Checkpoint | None, scale: float) -> bool | None:
     """Whether a slot holds embedding rows; None where it cannot be said."""
-    name = find(target, "embed_tokens.weight") if target is not None else None
+    name = stored_name(target, EMBED) if target is not None else None
     known = np.flatnonzero(dump.table.token_id >= 0)
     if target is None or name is None or len(known) == 0:
         return None

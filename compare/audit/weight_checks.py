@@ -12,8 +12,8 @@ from drafttrace.compare.audit.sglang_rules import honoured
 from drafttrace.compare.audit.subject import Subject, fault, note
 from drafttrace.compare.draft_weights import VOCABULARY_MAPS, expected_shapes, matrix_shape, split_fused
 from drafttrace.compare.result import Finding
-from drafttrace.compare.target_parts import find
 from drafttrace.tracer.checkpoint import Checkpoint
+from drafttrace.tracer.part_names import EMBED, HEAD, stored_name
 from drafttrace.tracer.rows import Floats
 
 SAMPLE = 1 << 18
@@ -164,7 +164,7 @@ def _own_embedding(subject: Subject) -> Iterator[Finding]:
         )
     if own is None or not shared or subject.target_weights is None:
         return
-    theirs = find(subject.target_weights, "embed_tokens.weight")
+    theirs = stored_name(subject.target_weights, EMBED)
     if theirs is None or subject.target_weights.info(theirs).shape[1:] != own[1:]:
         return
     ids = np.unique(
@@ -252,7 +252,7 @@ def _dead(reports: tuple[TensorReport, ...]) -> Iterator[Finding]:
 def _copies(subject: Subject, reports: tuple[TensorReport, ...]) -> Iterator[Finding]:
     """A draft tensor that is the target's: the head that training meant to replace."""
     target, draft = subject.target_weights, subject.draft_weights
-    theirs = find(target, "lm_head.weight") if target is not None else None
+    theirs = stored_name(target, HEAD) if target is not None else None
     if target is None or theirs is None or "lm_head.weight" not in draft:
         return
     if (

@@ -132,3 +132,21 @@ def test_unreadable_json(tmp_path: Path, text: str) -> None:
     path.write_text(text)
     with pytest.raises(UnreadableFile, match=r"config\.json"):
         checkpoint.read_json(path)
+
+
+def test_parts_of_a_target_are_found_in_every_wrapping_and_not_in_towers_or_draft_layers() -> None:
+    from drafttrace.tracer.part_names import EMBED, HEAD, NORM, stored_name
+
+    for wrapping in ("", "model.", "language_model.model.", "model.language_model.", "thinker.model."):
+        names = [
+            f"{wrapping}embed_tokens.weight",
+            f"{wrapping}norm.weight",
+            f"{wrapping}layers.61.embed_tokens.weight",
+            f"{wrapping}layers.3.self_attn.q_norm.weight",
+            "vision_tower.norm.weight",
+            "model.visual.embed_tokens.weight",
+        ]
+        assert stored_name(names, EMBED) == names[0] and stored_name(names, NORM) == names[1]
+        assert stored_name(names, HEAD) is None
+    gpt = ["transformer.wte.weight", "transformer.ln_f.weight", "lm_head.weight"]
+    assert [stored_name(gpt, part) for part in (EMBED, NORM, HEAD)] == gpt

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -323,6 +324,15 @@ def _from_index(root: Path, index: Path) -> Checkpoint:
     return Checkpoint(root, tuple(shards[name] for name in sorted(shards)), index, where)
 
 
+def load_problem(error: BaseException) -> str:
+    """One line of a loader's error. torch's own would advise to run the code of a stranger's file."""
+    text = str(error).strip()
+    wanted = re.search(r"GLOBAL (\S+)", text)
+    if "weights_only" in text or wanted:
+        return f"it wants to run '{wanted[1] if wanted else 'code'}', and drafttrace runs no code from files"
+    return (text.splitlines() or [type(error).__name__])[0][:200].rstrip(".")
+
+
 def _load_torch(path: Path) -> dict[str, Any]:
     """The tensors of a ``.bin`` file, memory-mapped, without executing anything in it."""
     import torch
@@ -330,7 +340,7 @@ def _load_torch(path: Path) -> dict[str, Any]:
     try:
         value = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # torch raises half a dozen types for a damaged or unsafe file
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = load_problem(error)
         raise UnreadableFile(
             f"{path} cannot be loaded as plain weights ({reason}); convert it to safetensors."
         ) from error

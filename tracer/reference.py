@@ -20,6 +20,7 @@ import numpy as np
 
 from drafttrace.tracer.boundary import boundary_name, canonical_wiring
 from drafttrace.tracer.capture import Capture, Ints
+from drafttrace.tracer.checkpoint import load_problem
 from drafttrace.tracer.dumps.safetensors_file import read_safetensors
 from drafttrace.tracer.dumps.tensor import STORAGE
 from drafttrace.tracer.dumps.write_safetensors import SafetensorsWriter
@@ -231,7 +232,7 @@ def _load(target: Path, dtype: str, device_map: str | None) -> _Model:
     except Exception as error:  # transformers raises everything from KeyError to its own types
         where = "" if device_map is None else f" on --device-map {device_map}"
         raise UnreadableFile(
-            f"transformers cannot load the target '{target}'{where} ({_first_line(error)}); check its files, the "
+            f"transformers cannot load the target '{target}'{where} ({load_problem(error)}); check its files, the "
             "device, and that this transformers knows the model."
         ) from None
     finally:
@@ -242,10 +243,6 @@ def _load(target: Path, dtype: str, device_map: str | None) -> _Model:
     kind = _KINDS.get(str(next(model.parameters()).dtype), "fp32")
     base = getattr(model, "base_model", model)
     return _Model(base, layers, norm, kind, next(base.parameters()).device)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200].rstrip(".")
 
 
 def _refuse_random_weights(loaded: Mapping[str, Any], target: Path) -> None:
@@ -315,7 +312,7 @@ def _forward(model: _Model, ids: Any, mask: Any) -> None:
     except Exception as error:  # out of memory, a kernel that the device lacks, an operation on the wrong device
         raise DrafttraceError(
             f"The target cannot be run on {ids.shape[0]} x {ids.shape[1]} tokens on {model.device} "
-            f"({_first_line(error)}); try a smaller --batch-size, another --dtype, or --device-map auto."
+            f"({load_problem(error)}); try a smaller --batch-size, another --dtype, or --device-map auto."
         ) from error
 
 

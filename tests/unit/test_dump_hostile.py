@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import json
 import os
 import shutil
@@ -20,6 +21,7 @@ import pytest
 import torch
 
 from drafttrace.tracer import cli, output
+from drafttrace.tracer.checkpoint import open_checkpoint
 from drafttrace.tracer.dumps.folder import sample_files
 from drafttrace.tracer.dumps.registry import Request
 from drafttrace.tracer.errors import DrafttraceError, UnreadableFile
@@ -197,3 +199,45 @@ def test_cuda_asked_for_without_cuda_is_one_sentence(
 ) -> None:
     arguments = ["reference", "--target", str(TARGET), "--prompt", "Bob", "-o", str(tmp_path / "r.safetensors")]
     assert "--device-map cuda" in said([*arguments, "--device-map", "cuda"], monkeypatch, capsys)
+
+
+class Bomb:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, ("exit 7",)
+
+
+def test_a_target_with_code_in_its_weights_says_what_it_wants(tmp_path: Path) -> None:
+    """torch's own message advises to load the file with weights_only=False."""
+    target = tmp_path / "target"
+    shutil.copytree(TARGET, target)
+    (target / "model.safetensors").unlink()
+    torch.save({"model.embed_tokens.weight": Bomb()}, target / "pytorch_model.bin")
+    for read in (lambda: open_checkpoint(target), lambda: make_reference(target, [np.arange(5)], tmp_path / "r")):
+        with pytest.raises(
+            UnreadableFile, match=r"wants to run 'posix\.system', and drafttrace runs no code"
+        ) as told:
+            read()
+        assert "weights_only" not in str(told.value)
+
+
+def test_no_room_to_inflate_is_not_called_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = made.write_sf_gz(tmp_path)
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "nowhere"))
+    with pytest.raises(UnreadableFile, match=r"cannot be inflated into .*No such file"):
+        open_capture(str(path))
+
+
+def test_a_gzip_bomb_does_not_fill_the_disk(tmp_path: Path) -> None:
+    path = tmp_path / "data_0.ckpt.gz"
+    block = gzip.compress(bytes(64 << 20))
+    path.write_bytes(block * 17)  # members follow each other: 1.1 GiB
+    with pytest.raises(UnreadableFile, match="500 times its size"):
+        open_capture(str(path))
+
+
+@pytest.mark.parametrize("flag", [True, False])
+def test_a_flag_that_is_a_tensor_is_read_by_its_value(flag: bool, tmp_path: Path) -> None:
+    torch.save(made.mo_sample(hidden_states_prenorm=torch.tensor(flag)), tmp_path / "c.pt")
+    last = open_capture(str(tmp_path / "c.pt")).last
+    assert last is not None
+    assert last.norm == ("pre" if flag else "post")

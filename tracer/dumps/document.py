@@ -23,6 +23,7 @@ from drafttrace.tracer.dumps.tensor import STORAGE, MappedFile, Tensor
 from drafttrace.tracer.errors import UnknownFormat, UnreadableFile
 
 _JSON_LIMIT = 4 << 30
+_GZIP_RATIO = 500  # of bytes out to bytes in; zeros give 1000, and would fill the disk
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,11 +153,17 @@ def _json(path: Path, file: MappedFile) -> Any:
 def _inflated(path: Path) -> MappedFile:
     """A gzip file inflated into a temporary file that has no name and goes away by itself."""
     folder = os.environ.get("TMPDIR") or tempfile.gettempdir()
+    most = max(1 << 30, _GZIP_RATIO * path.stat().st_size)
     try:
         with gzip.open(path, "rb") as source, tempfile.TemporaryFile(dir=folder) as target:
             room = shutil.disk_usage(folder).free - (64 << 20)
             while block := source.read(4 << 20):
-                room -= len(block)
+                room, most = room - len(block), most - len(block)
+                if most < 0:
+                    raise UnreadableFile(
+                        f"The gzip file '{path}' inflates to more than {_GZIP_RATIO} times its size, as no hidden states "
+                        "do; is it a dump?"
+                    )
                 if room < 0:
                     raise UnreadableFile(
                         f"The file '{path}' inflates to more than the space left in '{folder}'; set TMPDIR to a "
@@ -165,7 +172,12 @@ def _inflated(path: Path) -> MappedFile:
                 target.write(block)
             target.flush()
             return MappedFile(path, target.fileno())
-    except (gzip.BadGzipFile, EOFError, zlib.error, OSError) as error:
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise UnreadableFile(
             f"The gzip file '{path}' is damaged or cut off ({torch_file.reason_of(error)}); copy or write it again."
+        ) from None
+    except OSError as error:
+        raise UnreadableFile(
+            f"The gzip file '{path}' cannot be inflated into '{folder}' ({error.strerror or error}); set TMPDIR to a "
+            "folder with space."
         ) from None

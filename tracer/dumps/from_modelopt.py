@@ -17,6 +17,7 @@ from drafttrace.tracer.dumps import build
 from drafttrace.tracer.dumps.build import ENTRIES, Convention
 from drafttrace.tracer.dumps.document import Document
 from drafttrace.tracer.dumps.registry import Layout, Request, register
+from drafttrace.tracer.dumps.tensor import Tensor
 from drafttrace.tracer.errors import UnreadableFile
 from drafttrace.tracer.rows import Rows
 
@@ -37,6 +38,8 @@ def _read(document: Document, _inner: int, request: Request) -> Capture:
     tokens = build.token_ids(build.field(document, "input_ids"), "input_ids", path)
     state = build.rows(build.field(document, "hidden_states"), "hidden_states", path)
     flag = document.value.get("hidden_states_prenorm")
+    if isinstance(flag, Tensor):
+        flag = bool(flag.array.any())
     if flag is None:
         norm, why = (
             Norm.UNKNOWN,

@@ -45,10 +45,10 @@ def test_a_wiring_on_the_command_line_turns_a_mismatch_into_a_match(
     assert code == 0 and result["verdict"] == "match" and not faults(result), result["findings"]
 
     # The server now does what training did, the config still does not: the audit says both.
-    live, code = audited(pair, draft, "--url", server.url, "--dump", pair.dump)
+    live, code = audited(pair, draft, "--url", server.url, "--trained", asked)
     assert live["live"] == wanted and code == 1
     assert not [found for found in live["findings"] if "live server" in found["summary"]], live["findings"]
-    # Without the dump nothing says what training used: server and config differ, and that is said.
+    # Without --trained nothing says what training used: server and config differ, and that is said.
     alone, code = audited(pair, draft, "--url", server.url)
     assert code == 1
     assert [found["id"] for found in alone["findings"] if found["summary"].startswith("The live server hands over")]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drafttrace.tracer.errors import DrafttraceError, OutputExists
+from drafttrace.tracer.printable import utf8
 
 if TYPE_CHECKING:
     from drafttrace.compare.result import Result
@@ -30,19 +31,19 @@ def save(result: Result, path: Path) -> None:
 
 
 def _json(result: Result) -> bytes:
-    return (json.dumps(result.to_json(), indent=2, allow_nan=False, ensure_ascii=False) + "\n").encode()
+    return utf8(json.dumps(result.to_json(), indent=2, allow_nan=False, ensure_ascii=False) + "\n")
 
 
 def _markdown(result: Result) -> bytes:
     from drafttrace.compare.report_markdown import render
 
-    return render(result).encode()
+    return utf8(render(result))
 
 
 def _html(result: Result) -> bytes:
     from drafttrace.compare.report_html import render
 
-    return render(result).encode()
+    return utf8(render(result))
 
 
 def _png(result: Result) -> bytes:

@@ -27,6 +27,7 @@ class Health:
     sglang_version: str
     context_length: int | None
     vocab_size: int | None
+    layers: int | None
     hooks_missing: tuple[str, ...]
     raw: Mapping[str, Any]
 
@@ -100,6 +101,7 @@ class Client:
             sglang_version=str(raw.get("sglang_version")),
             context_length=raw.get("context_length"),
             vocab_size=(raw.get("target") or {}).get("vocab_size"),
+            layers=(raw.get("target") or {}).get("n"),
             hooks_missing=missing,
             raw=raw,
         )

@@ -39,6 +39,7 @@ from drafttrace.tracer.dumps.tensor import Array
 from drafttrace.tracer.dumps.write_safetensors import SafetensorsWriter
 from drafttrace.tracer.errors import DrafttraceError, OutputExists
 from drafttrace.tracer.open import open_capture
+from drafttrace.tracer.output import refuse_device
 from drafttrace.tracer.rows import Rows
 
 # What may be given up on purpose, with ``lose``.
@@ -95,6 +96,7 @@ def convert(
     source = one_row_per_token(capture, asked, frozenset(lose), target)
     if source.mask is None and mask == "ones":
         source = dataclasses.replace(source, mask=np.ones(len(source.tokens), np.int64))
+    refuse_device(out)
     if out.exists() and (not force or (out.is_dir() and any(out.iterdir()) and to in _FILES)):
         raise OutputExists(f"The output '{out}' exists already; give another name, or --force to replace it.")
     paths = writer(source, out)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drafttrace.tracer.errors import OutputExists
+from drafttrace.tracer.printable import utf8
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,7 +31,8 @@ def check_writable(path: Path, *, force: bool, what: str = "output") -> None:
     """Raise OutputExists unless a new file can be made at ``path`` (or replaced, with ``force``)."""
     if path.is_dir():
         raise OutputExists(f"The {what} '{path}' is a folder; give a file name.")
-    if path.exists() and not force:
+    refuse_device(path, what)
+    if os.path.lexists(path) and not force:
         raise OutputExists(f"The {what} '{path}' exists already; give another name, or --force to replace it.")
     folder = path.parent
     if not folder.is_dir():
@@ -45,9 +47,15 @@ def check_writable(path: Path, *, force: bool, what: str = "output") -> None:
     os.unlink(probe)
 
 
+def refuse_device(path: Path, what: str = "output") -> None:
+    """Raise OutputExists for /dev/null and its like: a file moved there takes the device's place, for everybody."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OutputExists(f"The {what} '{path}' is a device or pipe, which no file replaces; give a file name.")
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a report, whole or not at all. Reports may be replaced: they can be made again."""
-    write_bytes(path, text.encode("utf-8"))
+    write_bytes(path, utf8(text))
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -58,6 +66,11 @@ def write_bytes(path: Path, data: bytes) -> None:
         if _is_stream(path):
             path.write_bytes(data)
             return
+        if _holds_data(path):
+            raise OutputExists(
+                f"The output '{path}' is a trace, a dump or another binary file, which no report replaces; give another "
+                "name."
+            )
         path = Path(os.path.realpath(path))  # a link stays one: its file is replaced
         part = path.with_name(f".{path.name}.part")
         part.write_bytes(data)
@@ -71,6 +84,15 @@ def write_bytes(path: Path, data: bytes) -> None:
 def _is_stream(path: Path) -> bool:
     """Whether a path is a device or pipe such as /dev/stdout: written as it is, never replaced by a file."""
     return path.exists() and (not path.is_file() or path.absolute().parts[1:2] in {("dev",), ("proc",)})
+
+
+def _holds_data(path: Path) -> bool:
+    """Whether a file is there that is neither text nor a picture: it cannot be a report of ours."""
+    if not path.exists():
+        return False
+    with path.open("rb") as stream:
+        start = stream.read(4096)
+    return b"\0" in start and not start.startswith(b"\x89PNG")
 
 
 def dump_json(value: Mapping[str, Any]) -> str:
@@ -99,7 +121,7 @@ def _scalar(value: Any) -> str:
 def write_json(text: str) -> None:
     """JSON on standard output, always in UTF-8: its reader is a program, whatever the terminal can show."""
     sys.stdout.flush()
-    sys.stdout.buffer.write(text.encode("utf-8"))
+    sys.stdout.buffer.write(utf8(text))
     sys.stdout.buffer.flush()
 
 

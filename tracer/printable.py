@@ -22,3 +22,11 @@ def _shown(char: str) -> str:
         code = ord(char)
         return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}"
     return char
+
+
+def utf8(text: str) -> bytes:
+    """Text as a file's bytes. Half characters (a path that is not UTF-8 holds them) become ``\\udcff``.
+
+    In JSON that is the half character again.
+    """
+    return text.encode("utf-8", "backslashreplace")

@@ -25,6 +25,7 @@ from drafttrace.tracer.dumps.safetensors_file import read_safetensors
 from drafttrace.tracer.dumps.tensor import STORAGE
 from drafttrace.tracer.dumps.write_safetensors import SafetensorsWriter
 from drafttrace.tracer.errors import DrafttraceError, OutputExists, UnreadableFile
+from drafttrace.tracer.output import refuse_device
 from drafttrace.tracer.target_weights import TargetShape, read_shape
 
 Progress = Callable[[int, int], None]
@@ -159,9 +160,11 @@ def _metadata(target: Path, plan: Plan, dtype: str) -> dict[str, str]:
 
 def _paths(out: Path, count: int) -> list[Path]:
     if count == 1 and not out.is_dir():
+        refuse_device(out)
         if not out.parent.is_dir():
             raise OutputExists(f"The folder '{out.parent}' of the output does not exist; make it first.")
         return [out]
+    refuse_device(out)
     if out.exists() and not out.is_dir():
         raise OutputExists(f"The output '{out}' is a file; give a folder for {count} samples.")
     try:

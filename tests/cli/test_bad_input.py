@@ -157,6 +157,29 @@ def test_record_of_ids_from_another_tokenizer(web: tuple[str, type[Answers]], tm
     )
 
 
+def test_record_of_a_boundary_that_the_target_does_not_have(web: tuple[str, type[Answers]], tmp_path: Path) -> None:
+    """``--boundaries B99`` on 16 layers was left out of the trace without a word."""
+    url, handler = web
+    healthy(handler, target={"n": 16})
+    out = tmp_path / "t.h5"
+    done = run("record", "--url", url, "--prompt", "x", "--boundaries", "B16,B17", "-o", out)
+    says(done, "B17", "B0 to B16", "--boundaries")
+    assert not out.exists()
+
+
+def test_record_of_a_prompt_that_is_no_text(web: tuple[str, type[Answers]], tmp_path: Path) -> None:
+    url, handler = web
+    healthy(handler)
+    says(run("record", "--url", url, "--prompt", os.fsdecode(b"a\xff"), "-o", tmp_path / "t.h5"), "not UTF-8")
+
+
+@pytest.mark.parametrize("seconds", ["-1", "0", "nan"])
+def test_record_waits_for_some_time(seconds: str, tmp_path: Path) -> None:
+    """A negative time was told as a server that does not answer."""
+    done = run("record", "--url", dead_url(), "--prompt", "x", "--timeout", seconds, "-o", tmp_path / "t.h5")
+    assert done.returncode == 2 and "--timeout" in done.stderr and "No answer" not in done.stderr
+
+
 @pytest.mark.parametrize("text", ["hello", "[1, 'a']", "[[1]]", "[-4]", "{"])
 def test_ids_file_without_ids(text: str, tmp_path: Path) -> None:
     ids = tmp_path / "ids.json"

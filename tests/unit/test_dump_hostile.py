@@ -136,6 +136,18 @@ def test_a_plain_hdf5_file_says_what_it_holds(tmp_path: Path) -> None:
         open_capture(str(tmp_path / "a.h5"))
 
 
+@pytest.mark.parametrize("part", [0.05, 0.4, 0.95])
+def test_a_trace_that_was_cut_off_is_told_so_by_every_command(
+    part: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was taken for a dump of an unknown layout, with "no fields"."""
+    trace = tmp_path / "t.h5"
+    shutil.copy(TARGET.parents[2] / "traces/tiny-kimi/fixed.h5", trace)
+    os.truncate(trace, int(part * trace.stat().st_size))
+    for arguments in (["inspect", str(trace)], ["diff", str(trace), str(TARGET.parent / "dump")]):
+        assert "cut off" in said(arguments, monkeypatch, capsys)
+
+
 def test_another_number_of_layer_ids_is_refused(tmp_path: Path) -> None:
     torch.save(made.sf_sample(), tmp_path / "data_0.ckpt")
     (tmp_path / "v1").mkdir()

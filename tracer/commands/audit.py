@@ -62,7 +62,7 @@ def audit(
         str | None, typer.Option(envvar="SGLANG_API_KEY", help="The server's API key.", rich_help_panel=_SERVER)
     ] = None,
     timeout: Annotated[
-        float, typer.Option(help="Seconds to wait for one answer.", rich_help_panel=_SERVER)
+        float, typer.Option(min=1.0, help="Seconds to wait for one answer.", rich_help_panel=_SERVER)
     ] = 600.0,
     force: Annotated[bool, typer.Option("--force", help="Start the table anew.")] = False,
     json_out: Json = None,

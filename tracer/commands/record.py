@@ -16,6 +16,7 @@ from drafttrace.tracer import output
 from drafttrace.tracer.client import Client, Generated, Health, Prompt, Sampling, move_into_place
 from drafttrace.tracer.commands.common import LIVE, Quiet, Verbose, examples
 from drafttrace.tracer.errors import DrafttraceError, OutputExists, ServerProblem
+from drafttrace.tracer.printable import printable
 
 if TYPE_CHECKING:
     from drafttrace.tracer.capture import Capture
@@ -147,6 +148,10 @@ def check_prompt(prompt: Prompt, sampling: Sampling, health: Health) -> None:
     if prompt.input_ids is None:
         if not (prompt.text or ""):
             raise DrafttraceError("The prompt is empty; give at least one token.")
+        if any("\ud800" <= char <= "\udfff" for char in prompt.text or ""):  # bytes of the command line
+            raise DrafttraceError(
+                "The prompt is not UTF-8 text; put it into a file and give that with --prompt-file."
+            )
         return
     count = len(prompt.input_ids)
     if count == 0:
@@ -162,6 +167,17 @@ def check_prompt(prompt: Prompt, sampling: Sampling, health: Health) -> None:
         raise DrafttraceError(
             f"The prompt of {count} tokens and {sampling.max_new_tokens} new ones exceed the server's context length "
             f"of {limit}; lower --max-new-tokens or use a shorter prompt."
+        )
+
+
+def check_taps(taps: Mapping[str, Any], health: Health) -> None:
+    """Raise DrafttraceError for a boundary that the served target does not have."""
+    asked, layers = taps.get("boundaries"), health.layers
+    beyond = [k for k in asked if k > layers] if isinstance(asked, list) and layers is not None else []
+    if beyond:
+        raise DrafttraceError(
+            f"The boundary B{beyond[0]} is not in the served target, which has B0 to B{layers}; give others with "
+            "--boundaries."
         )
 
 
@@ -191,13 +207,14 @@ def record_one(
             f"run 'drafttrace doctor' there (SGLang {health.sglang_version})."
         )
     check_prompt(prompt, sampling, health)
+    check_taps(taps, health)
     trace_id, rid = client.start_trace(taps, token=token)
     try:
         with output.status("the server generates", quiet=quiet):
             generated = client.generate(
                 prompt, sampling, rid=rid, extra_key=corner or new_corner(), timeout=timeout
             )
-    except ServerProblem:
+    except (ServerProblem, KeyboardInterrupt):
         with contextlib.suppress(ServerProblem):  # the first error is the one to tell
             client.delete(trace_id)
         raise
@@ -248,17 +265,20 @@ def parse_taps(boundaries: str, rows: int | None) -> dict[str, Any]:
 
 
 def _show(recorded: Recorded, reference: str | None) -> None:
+    from rich.markup import escape
+
     console = output.console()
     mib = recorded.bytes / (1 << 20)
     meta = recorded.generated.meta_info
+    name = escape(printable(str(recorded.path)))
     console.print(
-        f"[bold]{recorded.path}[/bold]  {mib:.1f} MiB, {meta.get('prompt_tokens', '?')} prompt tokens, "
+        f"[bold]{name}[/bold]  {mib:.1f} MiB, {meta.get('prompt_tokens', '?')} prompt tokens, "
         f"{meta.get('completion_tokens', '?')} generated"
     )
     if recorded.generated.accept_length is not None:
         console.print(f"accept length {recorded.generated.accept_length:.2f}")
     if not recorded.complete:
-        console.print(f"[yellow]The trace is incomplete:[/yellow] {recorded.reason}")
+        console.print(f"[yellow]The trace is incomplete:[/yellow] {escape(printable(str(recorded.reason)))}")
     other = reference if reference is not None else "<training dump>"
     console.print(f"next: drafttrace diff {recorded.path} {other}", markup=False)
 
@@ -295,7 +315,7 @@ def record(
     api_key: Annotated[str | None, typer.Option(envvar="SGLANG_API_KEY", help="The server's API key.")] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the trace on the server, too.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing trace.")] = False,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait for the answer.")] = 600.0,
+    timeout: Annotated[float, typer.Option(min=1.0, help="Seconds to wait for the answer.")] = 600.0,
     json_out: Annotated[str | None, typer.Option("--json", metavar="FILE|-", help="The machine form.")] = None,
     quiet: Quiet = False,
     verbose: Verbose = False,

@@ -169,7 +169,7 @@ def watch(
     ] = False,
     token: Annotated[str | None, typer.Option(help="The token that 'serve --token' asks for.")] = None,
     api_key: Annotated[str | None, typer.Option(envvar="SGLANG_API_KEY", help="The server's API key.")] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait for an answer.")] = 600.0,
+    timeout: Annotated[float, typer.Option(min=1.0, help="Seconds to wait for an answer.")] = 600.0,
     json_out: Annotated[
         str | None, typer.Option("--json", metavar="FILE|-", help="Append one JSON object per run.")
     ] = None,

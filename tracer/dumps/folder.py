@@ -120,7 +120,7 @@ def _contents(document: Document) -> str:
         if document.container.startswith("hdf5"):
             from drafttrace.tracer.dumps.hdf5_file import field_names
 
-            names = field_names(document.path)
+            names = field_names(document.path) if document.container == "hdf5" else []
         shown = ", ".join(repr(name[:40]) for name in names[:8]) + (", ..." if len(names) > 8 else "")
         return f"the fields {shown}" if names else f"no fields ({document.container})"
     if isinstance(value, list):

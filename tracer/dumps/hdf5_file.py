@@ -9,8 +9,10 @@ import numpy as np
 
 from drafttrace.tracer.dumps.tensor import STORAGE, MappedFile, Tensor
 from drafttrace.tracer.errors import UnreadableFile
+from drafttrace.tracer.trace.superblock import read_superblock
 
 _LARGEST = 8 << 30
+_DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError)
 
 
 def read_hdf5(path: Path) -> dict[str, Any]:
@@ -23,21 +25,28 @@ def read_hdf5(path: Path) -> dict[str, Any]:
     try:
         with h5py.File(path, "r") as file:
             return _group(path, file, h5py, [0])
-    except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
-        raise UnreadableFile(
-            f"The HDF5 file '{path}' cannot be read ({str(error)[:120]}); copy or write it again."
-        ) from None
+    except _DAMAGE as error:
+        raise _unreadable(path, error) from None
 
 
 def field_names(path: Path) -> list[str]:
-    """The names on the top level of an HDF5 file, groups with a ``/``; empty for a file that cannot be opened."""
+    """The names on the top level of an HDF5 file, groups with a ``/``. Raises UnreadableFile as :func:`read_hdf5`."""
     import h5py
 
     try:
         with h5py.File(path, "r") as file:
             return [f"{name}/" if isinstance(file.get(name), h5py.Group) else str(name) for name in file]
-    except (OSError, RuntimeError, KeyError, ValueError, TypeError):
-        return []
+    except _DAMAGE as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: Exception) -> UnreadableFile:
+    block = read_superblock(path)
+    if block is not None and block.cut_off:
+        why = f"is cut off: it has {block.size:,} bytes where {block.end:,} were written"
+    else:
+        why = f"cannot be read ({str(error)[:120]})"
+    return UnreadableFile(f"The HDF5 file '{path}' {why}; copy or write it again.")
 
 
 def _group(path: Path, group: Any, h5py: Any, total: list[int]) -> dict[str, Any]:

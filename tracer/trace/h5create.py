@@ -25,6 +25,8 @@ def check_output(path: Path, overwrite: bool) -> None:
     """Raises OutputExists where ``path`` is taken and ``overwrite`` is not given, or where it cannot be written."""
     if path.is_dir():
         raise OutputExists(f"{path} is a folder; give the name of a file to write")
+    if path.exists() and not path.is_file():
+        raise OutputExists(f"{path} is a device or pipe, which no trace replaces; give the name of a file to write")
     if os.path.lexists(path) and not overwrite:
         raise OutputExists(f"{path} exists already; pass --force to overwrite it, or choose another output")
     if not path.parent.is_dir():

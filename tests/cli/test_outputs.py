@@ -59,6 +59,12 @@ def test_a_device_is_never_replaced_by_a_file(arguments: tuple[str | Path, ...],
     assert stat.S_ISFIFO(pipe.stat().st_mode)
 
 
+def test_a_file_is_no_reference_of_itself(tmp_path: Path) -> None:
+    """It was a MATCH with exit code 0, whatever the server had done."""
+    (tmp_path / "link.h5").symlink_to(TRACE)
+    says(run("diff", TRACE, tmp_path / "link.h5"), "the same file", "REFERENCE")
+
+
 def test_a_device_is_no_missing_file(pipe: Path) -> None:
     says(run("diff", TRACE, pipe), str(pipe), "device or pipe")
 

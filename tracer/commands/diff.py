@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,9 +21,11 @@ from drafttrace.tracer.commands.reading import (
     mapping_of,
     request_of,
 )
+from drafttrace.tracer.errors import NothingToCompare
 
 if TYPE_CHECKING:
     from drafttrace.compare.result import Result
+    from drafttrace.tracer.capture import Capture
     from drafttrace.tracer.dumps.registry import FieldMap, Request
 
 
@@ -57,6 +60,7 @@ def compare_paths(
     theirs = None
     if reference is not None:
         theirs = open_capture(reference, format=reference_format, like=ours, mapping=mapping, request=request)
+        _refuse_itself(ours, theirs)
     floor = None
     if noise is not None:
         floor = measure_noise(open_capture(noise[0]), open_capture(noise[1]))
@@ -70,6 +74,19 @@ def compare_paths(
         decode=decoder(folder),
         **beside.arguments(),
     )
+
+
+def _refuse_itself(left: Capture, reference: Capture) -> None:
+    """A file matches itself whatever the server did, and the exit code would say that all is well.
+
+    Two readings of one file are two things that can differ.
+    """
+    same = left.format == reference.format and left.sample == reference.sample
+    if same and os.path.realpath(left.path) == os.path.realpath(reference.path):
+        raise NothingToCompare(
+            f"LEFT and REFERENCE are the same file '{reference.path}', which always matches itself; give what training "
+            "stored as REFERENCE."
+        )
 
 
 def write_reports(result: Result, *, markdown: Path | None, html: Path | None, png: Path | None = None) -> None:

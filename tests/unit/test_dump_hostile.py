@@ -253,3 +253,23 @@ def test_a_flag_that_is_a_tensor_is_read_by_its_value(flag: bool, tmp_path: Path
     last = open_capture(str(tmp_path / "c.pt")).last
     assert last is not None
     assert last.norm == ("pre" if flag else "post")
+
+
+def test_a_zip_entry_without_a_name_is_no_traceback(tmp_path: Path) -> None:
+    """Python 3.11's zipfile stumbles over one when it is asked whether it is a folder (found by the fuzz)."""
+    path = tmp_path / "mine.pt"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("ab", b"nothing")
+    path.write_bytes(path.read_bytes().replace(b"ab", b"\0b"))  # a name ends at its first null byte
+    with pytest.raises(DrafttraceError) as caught:
+        open_capture(str(path))
+    assert "\n" not in str(caught.value)
+
+
+def test_an_hdf5_file_of_a_version_that_there_is_none_of_is_refused(tmp_path: Path) -> None:
+    """Byte 8 of the file is the version of its superblock (found by the fuzz)."""
+    path = tmp_path / "mine.h5"
+    path.write_bytes(b"\x89HDF\r\n\x1a\n" + bytes([200]) + bytes(200))
+    with pytest.raises(DrafttraceError) as caught:
+        open_capture(str(path))
+    assert "\n" not in str(caught.value)

@@ -84,7 +84,7 @@ def _open(path: Path, file: MappedFile, suffix: str) -> Document:
 def _open_zip(path: Path, file: MappedFile, suffix: str) -> Document:
     try:
         with zipfile.ZipFile(torch_file.ByteStream(file.bytes)) as archive:
-            names = [info.filename for info in archive.infolist() if not info.is_dir()]
+            names = [info.filename for info in archive.infolist() if not info.filename.endswith("/")]
             if names and all(name.endswith(".npy") for name in names):
                 value = {name.removesuffix(".npy"): _npy(path, file, archive, name) for name in names}
                 return Document(path, f"npz{suffix}", value)

@@ -39,7 +39,8 @@ class Superblock:
 
 
 def read_superblock(path: str | os.PathLike[str]) -> Superblock | None:
-    """The superblock of the HDF5 file at ``path``; None where it is no HDF5 file or breaks off inside it.
+    """The superblock of the HDF5 file at ``path``; None where it is no HDF5 file, breaks off inside the superblock, or
+    has one of a version that there is none of.
 
     Raises OSError where the file cannot be opened.
     """
@@ -52,7 +53,11 @@ def read_superblock(path: str | os.PathLike[str]) -> Superblock | None:
     if version in (2, 3):
         (end,) = struct.unpack_from("<Q", head, 28)
         return Superblock(version, head[11] if version == 3 else 0, end, size)
+    if version > 3:
+        return None
     # Versions 0 and 1 (not ours): the end address stands after base and free-space addresses.
+    if len(head) < 24 + 4 * version + 24:
+        return None
     (end,) = struct.unpack_from("<Q", head, 24 + 4 * version + 16)
     return Superblock(version, 0, end, size)
 

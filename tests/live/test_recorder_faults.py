@@ -16,12 +16,14 @@ import pytest
 import recording
 from sglang_cpu.arguments import cpu_args
 
+from drafttrace.tracer.client import Client, Prompt, Sampling
+from drafttrace.tracer.commands.record import record_one
+from drafttrace.tracer.errors import ServerProblem
 from drafttrace.tracer.trace.reader import read_trace
 
 pytestmark = [pytest.mark.live, pytest.mark.faults]
 
 PROMPT = list(range(7, 27))
-LONG = {"max_new_tokens": 1200, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
@@ -114,26 +116,40 @@ def test_a_dead_writer_thread_is_told(breakable: Any, fault: Callable[[str], Non
     assert state["state"] == "incomplete" and "writer thread" in state["reason"]
 
 
-def test_a_killed_server_leaves_every_flushed_round(start_server: Callable[..., Any], pairs: Any) -> None:
+def test_a_killed_server_leaves_every_flushed_round(
+    start_server: Callable[..., Any], pairs: Any, tmp_path: Path
+) -> None:
+    """And ``record``, which was waiting for it, ends with one sentence and no half file."""
     traced = start_server(server_args(pairs), fresh=True)
-    asked = recording.start(traced.server)
+    told: list[str] = []
 
     def send() -> None:
+        sampling = Sampling(max_new_tokens=1200, ignore_eos=True)
         try:
-            traced.server.generate(input_ids=PROMPT, rid=asked["rid"], **LONG)
-        except Exception:
-            return  # it dies with its server
+            record_one(
+                Client(traced.url),
+                Prompt(input_ids=tuple(PROMPT)),
+                sampling,
+                tmp_path / "t.h5",
+                taps={},
+                quiet=True,
+            )
+        except ServerProblem as error:
+            told.append(str(error))
 
     sender = threading.Thread(target=send)
     sender.start()
-    seen = 0
+    seen, traces = 0, []
     deadline = time.monotonic() + 60
     while seen < 60 and time.monotonic() < deadline:
         time.sleep(0.2)
-        seen = int(traced.server.get(f"/drafttrace/traces/{asked['id']}")["rows"])
+        traces = traced.server.get("/drafttrace/traces")["traces"]
+        seen = int(traces[0]["rows"] or 0) if traces else 0
     scheduler_of(traced.server).send_signal(signal.SIGKILL)
     sender.join(60)
-    trace = read_trace(traced.trace_dir / f"{asked['id']}.h5")
+    assert len(told) == 1 and traced.url in told[0] and "\n" not in told[0], told
+    assert not list(tmp_path.iterdir())
+    trace = read_trace(traced.trace_dir / f"{traces[0]['id']}.h5")
     assert trace.draft is not None
     # What the server had said of the trace is a little older than what it had flushed.
     assert len(trace.table) + len(trace.draft.table) >= seen >= 60

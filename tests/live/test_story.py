@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +15,7 @@ import pytest
 from sglang_cpu import cpu_args
 from typed import compared, drafttrace, faults, recorded
 
-from pairs.accept_length import rewired
+from pairs.accept_length import accept_length_of, held_out_prompts, rewired
 
 STEPS = 5
 
@@ -74,6 +78,16 @@ def test_a_healthy_pair_matches(
     for slot in result["slots"]:
         assert slot["cosine"]["p50"] >= 0.999
         assert slot["best_match"]["margin"] > 1.5  # the right boundary is the only one that fits
+
+
+@pytest.mark.parametrize(("name", "ids"), [("tiny-kimi", [0, 3, 31]), ("tiny-llama", None)])
+def test_a_correctly_wired_draft_is_a_good_one(name: str, ids: list[int] | None, served: Any) -> None:
+    """On prompts that no training saw; a pair below 2.2 could not show what a wrong wiring costs."""
+    server = served(name, ids).server
+    counts = [accept_length_of(server.generate(prompt, max_new_tokens=48)) for prompt in held_out_prompts(8)]
+    length = sum(tokens for tokens, _ in counts) / sum(rounds for _, rounds in counts)
+    print(f"{name}: accept length {length:.2f} of {STEPS + 1}")
+    assert length >= 2.2
 
 
 def test_the_default_wiring_is_named(
@@ -148,6 +162,34 @@ def test_a_trace_that_is_there_is_kept(served: Any, pairs: Mapping[str, Any], tm
     done = drafttrace("record", "--url", url, "--prompt", "hello", "-o", out, "--force", "--max-new-tokens", "4")
     assert done.returncode == 0, done.stderr
     assert out.read_bytes()[:4] == b"\x89HDF"
+
+
+def test_ctrl_c_leaves_nothing_behind(served: Any, tmp_path: Path) -> None:
+    """Neither a half file here nor a half trace on the server."""
+    server = served("tiny-llama").server
+
+    def traces() -> dict[str, int]:
+        return {trace["id"]: trace["rows"] for trace in server.get("/drafttrace/traces")["traces"]}
+
+    before, out = traces(), tmp_path / "t.h5"
+    command = [sys.executable, "-m", "drafttrace.tracer.cli", "record", "--url", server.url, "--prompt", "hi"]
+    record = subprocess.Popen(
+        [*command, "--max-new-tokens", "1900", "-o", str(out)],
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not any(rows for trace, rows in traces().items() if trace not in before):
+            assert record.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        record.send_signal(signal.SIGINT)
+        told = record.communicate(timeout=60)[1]
+    finally:
+        record.kill()
+    assert record.returncode == 130 and "Traceback" not in told, told
+    assert traces() == before and not list(tmp_path.iterdir())
 
 
 def test_another_prompts_dump_is_no_comparison(served: Any, pairs: Mapping[str, Any], tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import recording
 from fault_server import NEW_TOKENS, FaultServer, diff, drafttrace, dump_of, record, replay
@@ -166,7 +167,9 @@ def test_rows_of_another_request(server: FaultServer, tmp_path: Path, fault_row:
 
 def shared_key(server: FaultServer, key: str, out: Path) -> Path:
     """A recording whose prefix the cache may hold: as a client that sends no extra_key of its own gets it."""
-    ids = [int(token) for token in tokens_of(open_capture(str(dump_of(server.pair))))[:40]]
+    sample = open_capture(str(dump_of(server.pair)))
+    assert sample.mask is not None
+    ids = [int(token) for token in tokens_of(sample)[: int(np.argmax(sample.mask > 0))]]  # the whole prompt
     made = recording.record(server.traced, ids, extra_key=key, max_new_tokens=NEW_TOKENS)
     out.write_bytes(made.path.read_bytes())
     return out

@@ -97,6 +97,8 @@ def test_prometheus_and_ctrl_c(url: str, pairs: Mapping[str, Any], tmp_path: Pat
         [*COMMAND, "--url", url, "--every", "1h", "--from-dump", str(pairs["tiny-llama"].dump), *SHORT,
          "--dir", str(tmp_path / "canary"), "--metrics", "0"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        # A run of the tests in the background has Ctrl-C ignored, and would hand that down.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip
     assert process.stdout is not None
     lines = [process.stdout.readline() for _ in range(4)]  # first trace, metrics, cold, warm

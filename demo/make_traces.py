@@ -13,6 +13,7 @@ from pathlib import Path
 
 from sglang_cpu import CpuServer, cpu_args
 
+from demo.home_paths import without_home_paths
 from demo.pairs import PAIRS, ROOT
 from demo.story import COMMAND, run, say
 from pairs.accept_length import rewired
@@ -70,6 +71,8 @@ def make(recording: Recording, out: Path, scratch: Path) -> None:
         run(
             "record", "--url", server.url, "--from-dump", dump, "-o", trace, "--force", *recording.options, expect=0
         )
+    # What the next machine finds: the repository's own folders, seen from its root.
+    without_home_paths(trace, {f"{ROOT}/": "", f"{scratch}/": "", str(target.parent): "cache"})
 
 
 def main() -> None:

@@ -276,7 +276,9 @@ def _show(recorded: Recorded, reference: str | None) -> None:
         f"{meta.get('completion_tokens', '?')} generated"
     )
     if recorded.generated.accept_length is not None:
-        console.print(f"accept length {recorded.generated.accept_length:.2f}")
+        console.print(
+            f"accept length {recorded.generated.accept_length:.2f}, as the server counts it: tokens generated over rounds"
+        )
     if not recorded.complete:
         console.print(f"[yellow]The trace is incomplete:[/yellow] {escape(printable(str(recorded.reason)))}")
     other = reference if reference is not None else "<training dump>"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from drafttrace import __version__
@@ -13,6 +13,7 @@ from drafttrace.compare.copies import look_for_copies
 from drafttrace.compare.facts import CopyFacts, Facts, RowFacts
 from drafttrace.compare.findings import diagnose
 from drafttrace.compare.findings.tokens import first_difference
+from drafttrace.compare.hypotheses import PER_CHANNEL, Doubles
 from drafttrace.compare.inside import look_inside
 from drafttrace.compare.judge import overall, summary_of
 from drafttrace.compare.masks import find_mask_shifts
@@ -28,6 +29,7 @@ from drafttrace.tracer.chat_marks import ChatMarks
 from drafttrace.tracer.errors import NothingToCompare
 
 Decode = Callable[[int], str]
+NormWeights = Callable[[], Mapping[str, Doubles]]
 NO_WIRINGS = Wirings((), (), None, None, None)
 NO_RANKS = RankFacts()
 
@@ -44,6 +46,7 @@ def diff(
     others: Sequence[Capture] = (),
     expected: Expected | None = None,
     marks: ChatMarks | None = None,
+    norms: NormWeights = dict,
 ) -> Result:
     """Compare a capture with a reference; without one, check the capture against itself.
 
@@ -52,10 +55,11 @@ def diff(
     the other ranks recorded of the same request (``serve --all-ranks``), to find sums that were never added up.
     others: traces of other requests to the same server, to find rows that belong to them. expected: the accept length
     that the draft should reach. marks: the ids of the target's chat template, to see whether a loss mask is moved.
+    norms: reads the norm weights of the served models, called where a gain per channel has to be explained.
     Raises NothingToCompare where the two cannot belong together: another hidden size, or a side without any state.
     """
     between = compare_hashes(ranks)
-    judging = _Judging(thresholds, noise, decode, expected, marks)
+    judging = _Judging(thresholds, noise, decode, expected, marks, norms)
     if reference is None:
         return _finish(_Work(left, None, None, look_for_copies(left, None, others), ranks=between), judging)
     _check(left, reference)
@@ -112,6 +116,7 @@ class _Judging:
     decode: Decode | None
     expected: Expected | None
     marks: ChatMarks | None
+    norms: NormWeights
 
 
 @dataclass(frozen=True)
@@ -194,6 +199,7 @@ def _finish(work: _Work, judging: _Judging) -> Result:
         atlas=location.atlas if location is not None else None,
         cross=location.cross if location is not None else {},
         norm_weight=location.norm_weight if location is not None else None,
+        norm_weights=_norm_weights(left, location, judging.norms),
         rows=work.odd,
         copies=work.copies,
         masks=find_mask_shifts(left, reference, judging.marks, judging.decode),
@@ -225,6 +231,22 @@ def _finish(work: _Work, judging: _Judging) -> Result:
         configs=assemble.configs_of(left, reference),
         tool_version=__version__,
     )
+
+
+def _norm_weights(left: Capture, location: Location | None, read: NormWeights) -> Mapping[str, Doubles]:
+    """The models' norm weights where some state differs by a gain per channel, else nothing is read.
+
+    That the last state is B(n) through a norm is no difference.
+    """
+    if location is None:
+        return {}
+    last = left.last.name if left.last is not None else None
+    differing = {
+        s.explanation.fit.name
+        for s in (*location.left, *location.reference)
+        if s.explanation is not None and (s.index >= 0 or s.explanation.target == last)
+    }
+    return read() if differing & PER_CHANNEL else {}
 
 
 def _was_compared(work: _Work, facts: Facts) -> bool:

@@ -94,7 +94,8 @@ class Facts:
 
     atlas: "left" or "reference" where that side's layer sweep located the slots, None where there is no sweep.
     cross: left stream name -> reference stream name -> distance. norm_weight: the final norm's weight ``[H]`` as the
-    left side's rows before and after it show it, None where they do not.
+    left side's rows before and after it show it, None where they do not. norm_weights: the norm weights of the served
+    models by name, read where a fitted gain asks for them.
     """
 
     left: Capture
@@ -114,6 +115,7 @@ class Facts:
     atlas: str | None
     cross: Mapping[str, Mapping[str, Distance]]
     norm_weight: Doubles | None
+    norm_weights: Mapping[str, Doubles]
     rows: tuple[RowFacts, ...]
     copies: CopyFacts
     masks: tuple[MaskShift, ...]

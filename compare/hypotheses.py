@@ -133,6 +133,8 @@ def bytes_reread(x: Doubles, y: Doubles) -> Fit:
 # near some state already.
 NEAR: tuple[Callable[[Doubles, Doubles], Fit], ...] = (identity, scalar, rms_normed, gain, normed, un_normed)
 FAR: tuple[Callable[[Doubles, Doubles], Fit], ...] = (rotated, bytes_reread)
+PER_CHANNEL = frozenset({"gain", "normed", "un-normed"})
+"""Names of the fits that find one factor per channel."""
 
 
 def explain(x: Floats, y: Floats) -> tuple[Fit, ...]:
@@ -187,27 +189,6 @@ def describe_gain(weight: Doubles) -> dict[str, float]:
     """What reports print of a fitted gain: its median, spread and extremes."""
     low, middle, high = (float(p) for p in np.percentile(weight, (5, 50, 95)))
     return {"median": middle, "p05": low, "p95": high, "std": float(np.std(weight))}
-
-
-def gain_kind(weight: Doubles, norm_weight: Doubles) -> str | None:
-    """Which mistake with a known norm weight w a fitted gain is: "w-1", "w+1", "w", "1/w" or None.
-
-    The gain is that of x over a correctly normed y: w - 1 in place of w gives (w - 1) / w, and so on.
-    """
-    with np.errstate(all="ignore"):
-        options = {
-            "w-1": (norm_weight - 1) / norm_weight,
-            "w+1": (norm_weight + 1) / norm_weight,
-            "w": norm_weight,
-            "1/w": 1 / norm_weight,
-        }
-    errors = {}
-    for name, expected in options.items():
-        good = np.isfinite(expected) & (np.abs(norm_weight) > 1e-3)
-        scale = np.linalg.norm(expected[good])
-        errors[name] = float(np.linalg.norm(weight[good] - expected[good]) / scale) if scale > 0 else np.inf
-    best = min(errors, key=lambda k: errors[k])
-    return best if errors[best] < 0.15 else None
 
 
 def _fit_gain(x: Doubles, y: Doubles) -> Doubles:

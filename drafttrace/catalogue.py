@@ -121,7 +121,7 @@ _ENTRIES = (
     _cause(
         "norm-gain",
         "The norm's weight is read as w-1 or 1+w, or applied twice.",
-        "The fitted gain per channel is w-1, w+1 or w squared of the final norm's weight w.",
+        "The fitted gain per channel is w-1, w+1 or w squared of a norm weight w of the target, which the finding names.",
         "Use the norm class of the target (Gemma's multiplies by 1+w).",
         "speculators#1090",
     ),

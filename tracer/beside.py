@@ -1,11 +1,12 @@
-"""What belongs to a comparison besides its two sides: the ranks' hashes and traces, other requests, the chat's marks."""
+"""What belongs to a comparison besides its two sides: ranks, other requests, the chat's marks, the models' norms."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ class Beside:
     others: tuple[Capture, ...] = ()
     marks: ChatMarks | None = None
     expected: Expected | None = None
+    norms: Callable[[], Mapping[str, Any]] = dict
 
     def arguments(self) -> dict[str, Any]:
         """The keyword arguments."""
@@ -58,7 +60,15 @@ def gather(
         others=_other_traces(others, {left.path, *(one.path for one in found)}),
         marks=_marks(tokenizer, left, reference),
         expected=_expected(expected, left),
+        norms=partial(_norms, left),
     )
+
+
+def _norms(left: Capture) -> Mapping[str, Any]:
+    """Read only where a comparison asks for them."""
+    from drafttrace.tracer.norm_weights import served_norms
+
+    return served_norms(left)
 
 
 def _hashes(left: Capture) -> tuple[RankHashes, ...]:

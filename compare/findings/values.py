@@ -10,7 +10,16 @@ import numpy as np
 from drafttrace.compare.copies import rank_count
 from drafttrace.compare.facts import VALUE, Explanation, Facts, StreamFacts
 from drafttrace.compare.findings.base import finding, name_slots
-from drafttrace.compare.hypotheses import Fit, describe_gain, gain_kind
+from drafttrace.compare.findings.gains import (
+    gain_remedy,
+    gain_text,
+    known_weights,
+    name_of,
+    read_last,
+    read_slot,
+)
+from drafttrace.compare.gains import MISSING_ONE, ONCE, ONE_TOO_MUCH, SQUARED, GainReading
+from drafttrace.compare.hypotheses import PER_CHANNEL, Fit, describe_gain
 from drafttrace.compare.result import NOTE, Finding, SlotResult
 from drafttrace.tracer.capture import Norm
 from drafttrace.tracer.rows import DType
@@ -77,6 +86,7 @@ def _make(facts: Facts, name: str, side: str, members: Sequence[tuple[int, Strea
             "residual": e.fit.residual,
             "without_the_fit": e.identity_residual,
             **_plain(e.fit.fitted),
+            **_read(e.fit, facts),
         }
         for index, _, e in members
     }
@@ -102,6 +112,15 @@ def _plain(fitted: Any) -> dict[str, Any]:
     return {k: describe_gain(v) if isinstance(v, np.ndarray) else v for k, v in fitted.items()}
 
 
+def _read(fit: Fit, facts: Facts) -> dict[str, Any]:
+    """The known norm weight that a gain is, as evidence."""
+    if fit.name not in PER_CHANNEL:
+        return {}
+    reading = read_slot(facts, fit)
+    tried = len(known_weights(facts))
+    return {"weight": reading.evidence if reading is not None else {"weights_tried": tried}}
+
+
 def _text(name: str, who: str, one: bool, e: Explanation, facts: Facts) -> tuple[str, str]:
     is_, of = ("is" if one else "are"), (f"B{e.boundary}" if e.boundary is not None else e.target)
     fitted = e.fit.fitted
@@ -125,16 +144,14 @@ def _text(name: str, who: str, one: bool, e: Explanation, facts: Facts) -> tuple
     if name in {"norm-extra", "norm-missing"}:
         return (
             f"{who} {is_} {of} {'before' if e.fit.name == 'un-normed' else 'after'} an RMS norm that the other side "
-            f"does not have: {'serving lacks the norm' if name == 'norm-missing' else 'serving has one norm too many'}.",
+            f"does not have: {'serving lacks the norm' if name == 'norm-missing' else 'serving has one norm too many'}"
+            f"{_which_norm(facts, e.fit)}.",
             "Compare fc_norm, norm_before_fc and use_aux_norm in the draft's config with the trainer's: the norm before fc "
             "must stand on both sides or on none.",
         )
     if name == "norm-gain":
-        return (
-            f"{who} {is_} {of} times one factor per channel: a norm weight is applied wrongly (w - 1 or w + 1 for w, "
-            "or w twice).",
-            "Check which norm class computes it: Gemma-style norms multiply by 1 + w, plain ones by w.",
-        )
+        reading = read_slot(facts, e.fit)
+        return f"{who} {is_} {of} times {gain_text(reading, len(known_weights(facts)))}.", gain_remedy(reading)
     if name == "rotation":
         how = "a permutation of the channels" if fitted.get("channels_permuted") else "an orthogonal map (rotation)"
         return (
@@ -156,6 +173,20 @@ def _text(name: str, who: str, one: bool, e: Explanation, facts: Facts) -> tuple
     )
 
 
+def _which_norm(facts: Facts, fit: Fit) -> str:
+    """Whose weight the norm has, and whether it is applied as it should be."""
+    reading = read_slot(facts, fit)
+    if reading is None:
+        return ""
+    how = {
+        ONCE: "",
+        MISSING_ONE: ", applied as w - 1",
+        ONE_TOO_MUCH: ", applied as w + 1",
+        SQUARED: ", applied twice",
+    }
+    return f" (that of {name_of(reading)}{how.get(reading.kind, '')})"
+
+
 def _last_norm(facts: Facts) -> Iterator[Finding]:
     """Final norm twice, missing, or with another gain in the reference's last state."""
     assert facts.reference is not None
@@ -166,7 +197,10 @@ def _last_norm(facts: Facts) -> Iterator[Finding]:
     cross = facts.cross.get(ours.name, {}).get(theirs.name)
     fit = mine.explanation.fit if mine.explanation is not None and mine.explanation.target == ours.name else None
     name, text = "", ""
-    kind = _gain_kind(facts, fit)
+    reading = read_last(facts, fit)
+    remedy = (
+        "Put the norm right in the writer of the dump, or tell the trainer on which side of it the state stands."
+    )
     if theirs.norm is Norm.POST and mine.by == VALUE and mine.boundary == facts.layers and mine.explanation is None:
         name, text = "norm-missing", "stands before the final norm, though its format says after"
     elif theirs.norm is Norm.PRE and cross is not None and cross.rel_l2 < facts.thresholds.match:
@@ -174,17 +208,11 @@ def _last_norm(facts: Facts) -> Iterator[Finding]:
         text = "has the final norm in it already, though its format says that it stands before it: trainers norm it again"
     elif theirs.norm is Norm.POST and fit is not None and fit.name == "un-normed":
         name, text = "norm-missing", "stands before the final norm, though its format says after"
-    elif (
-        theirs.norm is Norm.POST
-        and fit is not None
-        and (kind == "w" or (kind is None and fit.name in {"normed", "rms"}))
-    ):
+    elif theirs.norm is Norm.POST and fit is not None and _is_second_norm(fit, reading):
         name, text = "norm-extra", "went through the final norm twice"
     elif theirs.norm is Norm.POST and fit is not None and fit.name in {"gain", "normed"}:
-        name, text = (
-            "norm-gain",
-            f"carries another norm weight than the server's ({kind or 'an unknown one'} for w)",
-        )
+        name, text = "norm-gain", f"is the server's times {gain_text(reading, len(known_weights(facts)))}"
+        remedy = gain_remedy(reading)
     elif theirs.norm is Norm.POST and fit is not None and fit.name == "scalar":
         name, text = "scale", f"is the server's times {fit.fitted['factor']:.4g}"
     if not name:
@@ -201,20 +229,17 @@ def _last_norm(facts: Facts) -> Iterator[Finding]:
             "fit": fit.name if fit is not None else "identity",
             "residual": fit.residual if fit is not None else None,
             **(_plain(fit.fitted) if fit is not None else {}),
+            **({"weight": reading.evidence} if reading is not None else {}),
         },
-        remedy="Put the norm right in the writer of the dump, or tell the trainer on which side of it the state stands.",
+        remedy=remedy,
     )
 
 
-def _gain_kind(facts: Facts, fit: Fit | None) -> str | None:
-    """What a fitted gain of the last state means, given the final norm's weight as far as the server's rows show it."""
-    weight = facts.norm_weight
-    if fit is None or weight is None or fit.name not in {"gain", "normed"}:
-        return None
-    fitted = fit.fitted["gain"]
-    if fit.name == "normed":
-        fitted = fitted / np.sqrt((weight * weight).mean())
-    return gain_kind(fitted, weight)
+def _is_second_norm(fit: Fit, reading: GainReading | None) -> bool:
+    """Whether a last state passed the whole norm once more: its rows are divided by their size again."""
+    if fit.name == "rms":
+        return True
+    return fit.name == "normed" and (reading is None or reading.kind in {ONCE, SQUARED})
 
 
 def _broken(facts: Facts) -> Iterator[Finding]:

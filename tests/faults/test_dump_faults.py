@@ -126,3 +126,13 @@ def test_a_mask_that_is_shifted_is_named(name: str, shift: int, bench: Any, pair
     fault_row(row)
     assert row.reached, [(f.id, f.summary) for f in found.findings]
     assert found.exit_code == 1
+
+
+@pytest.mark.parametrize("name", WIRING)
+def test_the_mistake_with_a_norms_weight_is_measured(name: str, bench: Any) -> None:
+    """The gain is tried as w - 1, w + 1, w squared and no weight, of the norm that the trace's rows show."""
+    found, _ = compare(bench(name), SINGLE["gain w - 1 on a slot"][1])
+    weight = found.findings[0].evidence["fits"]["1"]["weight"]
+    assert weight["in_place_of_w"] == "w-1", weight
+    assert weight["left_over"] < 0.05 < min(weight["left_over_by_others"].values())
+    assert "1 + the stored weight" in found.findings[0].remedy

@@ -105,6 +105,11 @@ def test_a_fault_of_the_server_is_named_first(
     fault_row(row)
     assert row.reached, found.explained
     assert found.code == 1
+    if word == "gain":
+        # Of all norm weights of target and draft, the one that the fault took, and the mistake with it.
+        weight = found.result["findings"][0]["evidence"]["fits"]["1"]["weight"]
+        layer = {"tiny-kimi": 3, "tiny-llama": 8}[server.pair.name]
+        assert weight["in_place_of_w"] == "w-1" and weight["w"].endswith(f"layers.{layer}.input_layernorm.weight")
 
 
 @pytest.mark.faults_slow

@@ -105,7 +105,6 @@ WIRINGS: dict[str, Callable[[list[int]], list[int]]] = {
 
 _GENERATOR = torch.Generator().manual_seed(7)
 _ROTATIONS: dict[int, torch.Tensor] = {}
-_WEIGHT = 1 + 0.3 * torch.randn(4096, generator=_GENERATOR)
 
 
 def zero_slot(states: Slots, here: Pass) -> Slots:
@@ -179,8 +178,8 @@ def sqrt_h(states: Slots, here: Pass) -> Slots:
 
 
 def gain(states: Slots, here: Pass) -> Slots:
-    """w - 1 where w was meant."""
-    weight = _WEIGHT[: states[1].shape[-1]]
+    """w - 1 where w was meant, of the norm of the layer that slot 1 enters."""
+    weight = here.backbone.layers[here.wiring[1]].input_layernorm.weight.float()
     states[1] = states[1].float() * ((weight - 1) / weight)
     return states
 

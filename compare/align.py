@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from drafttrace.tracer.capture import Accepted, Capture, Ints, Phase
+from drafttrace.tracer.errors import NothingToCompare
 
 Bools = npt.NDArray[np.bool_]
 _MAX_OFFSET = 512
@@ -74,6 +75,7 @@ class Alignment:
 
 def plan(left: Capture, reference: Capture, *, offsets: bool = True) -> Alignment:
     """Pair the rows of two captures by their token ids; without ``offsets`` only as far as the first tokens agree."""
+    _refuse_other_pseudonyms(left, reference)
     ours, theirs = valid_tokens(left), valid_tokens(reference)
     same = common_prefix(ours, theirs)
     shorter = min(len(ours), len(theirs))
@@ -104,6 +106,20 @@ def plan(left: Capture, reference: Capture, *, offsets: bool = True) -> Alignmen
         reference_limit=_row_limit(reference),
         skipped=skipped,
     )
+
+
+def _refuse_other_pseudonyms(left: Capture, reference: Capture) -> None:
+    """Token ids can be aligned where both sides have the real ones, or pseudonyms of one salt."""
+    prints = [
+        (side.about.get("redacted") or {}).get("salt_fingerprint") if side.redacted else None
+        for side in (left, reference)
+    ]
+    if prints[0] != prints[1]:
+        hidden = left if left.redacted else reference
+        raise NothingToCompare(
+            f"'{hidden.path}' is redacted: its token ids are pseudonyms, and the other side has other ids; compare the "
+            "originals, or two traces that were redacted with the same --salt-file."
+        )
 
 
 def valid_tokens(capture: Capture) -> Ints:

@@ -352,7 +352,8 @@ def _vocab_map(trace: Capture, draft: DraftRows) -> VocabMap | None:
     pairs = pairs[pairs[:, 0] >= 0]
     if len(pairs) < 2:
         return None
-    size = _config_number(trace.about.get("target_config"), "vocab_size")
+    # Pseudonyms keep apart what was apart; they are of no vocabulary, and each side has its own.
+    size = None if trace.redacted else _config_number(trace.about.get("target_config"), "vocab_size")
     draft_size = _config_number(trace.about.get("draft_config"), "draft_vocab_size")
     steps = np.diff(pairs, axis=0)
     return VocabMap(
@@ -360,7 +361,7 @@ def _vocab_map(trace: Capture, draft: DraftRows) -> VocabMap | None:
         identity=bool((pairs[:, 0] == pairs[:, 1]).all()),
         clashes=len(pairs) - len(np.unique(pairs[:, 1])),
         outside=int(((pairs[:, 1] >= size) | (pairs[:, 1] < 0)).sum()) if size is not None else 0,
-        doubled=bool((steps[:, 1] >= 2 * steps[:, 0]).all()),
+        doubled=not trace.redacted and bool((steps[:, 1] >= 2 * steps[:, 0]).all()),
         draft_size=draft_size,
         size=size,
     )

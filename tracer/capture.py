@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from drafttrace.tracer.errors import DrafttraceError
 from drafttrace.tracer.rows import Rows
 
 Ints = npt.NDArray[np.int64]
@@ -185,6 +186,19 @@ class Capture:
     def wiring(self) -> tuple[int | None, ...]:
         """The declared boundary of every slot, in fc order."""
         return tuple(slot.boundary for slot in self.slots)
+
+    @property
+    def redacted(self) -> bool:
+        """Whether the token ids are pseudonyms (``drafttrace redact``): equal where equal, and of no vocabulary."""
+        return "redacted" in self.about
+
+    def need_real_tokens(self, use: str) -> None:
+        """Raises DrafttraceError for a redacted capture. use: what needs its tokens, as "replay the draft"."""
+        if self.redacted:
+            raise DrafttraceError(
+                f"'{self.path}' is redacted: its token ids are pseudonyms, so nobody can {use} with them; give the trace "
+                "that it was made from."
+            )
 
     @property
     def hidden_size(self) -> int | None:

@@ -30,6 +30,7 @@ COMMANDS = (
     "replay",
     "report",
     "view",
+    "redact",
     "reference",
     "convert",
 )

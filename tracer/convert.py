@@ -93,6 +93,7 @@ def convert(
             asked, hidden_size=asked.hidden_size or shape.hidden_size, layers=asked.layers or shape.layers
         )
     capture = open_capture(spec, format=format, sample=sample, request=asked)
+    capture.need_real_tokens("train or compare")
     source = one_row_per_token(capture, asked, frozenset(lose), target)
     if source.mask is None and mask == "ones":
         source = dataclasses.replace(source, mask=np.ones(len(source.tokens), np.int64))

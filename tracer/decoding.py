@@ -17,8 +17,11 @@ if TYPE_CHECKING:
 def tokenizer_folder(explicit: Path | None, *captures: Capture | None) -> Path | None:
     """Where tokens can be decoded from: the option, else the target that a trace names, if it is on this machine.
 
-    Nobody asked for the second: where the package that reads it is not installed, tokens stay numbers.
+    Nobody asked for the second: where the package that reads it is not installed, tokens stay numbers. A redacted trace's
+    ids are pseudonyms: whatever a tokenizer made of them would be somebody else's text.
     """
+    if any(capture is not None and capture.redacted for capture in captures):
+        return None
     if explicit is not None:
         if not (explicit / "tokenizer.json").is_file() and explicit.suffix != ".json":
             raise DrafttraceError(f"The tokenizer '{explicit}' holds no tokenizer.json; give the target's folder.")

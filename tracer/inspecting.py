@@ -162,7 +162,7 @@ def inspect_capture(
 
 def _text(capture: Capture, folder: Path | None, wanted: bool) -> str | None:
     """The first tokens as text. A tokenizer that was not asked for may be missing."""
-    if folder is None or (not wanted and not (folder / "tokenizer.json").is_file()):
+    if folder is None or capture.redacted or (not wanted and not (folder / "tokenizer.json").is_file()):
         return None
     from drafttrace.tracer.errors import DrafttraceError
     from drafttrace.tracer.tokenizer import decode_text

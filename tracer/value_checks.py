@@ -115,8 +115,9 @@ def check_stored_shift(capture: Capture) -> list[Check]:
 
 
 def _row_tokens(capture: Capture) -> Ints:
-    """``[T]`` tokens by position, padding cut off."""
-    return capture.tokens[: capture.valid_length]
+    """``[T]`` tokens by position, padding cut off; pseudonyms are as good as unknown."""
+    tokens = capture.tokens[: capture.valid_length]
+    return np.full_like(tokens, -1) if capture.redacted else tokens
 
 
 def _declared_last(capture: Capture, layers: int) -> list[Check]:

@@ -97,6 +97,7 @@ def text_of(
 
     Raises NothingToCompare where fewer than eight rows in one piece have states.
     """
+    capture.need_real_tokens("replay the draft")
     index, first = _rows_by_position(capture, below)
     tokens, notes = capture.tokens[first:], []
     length = capture.valid_length or len(capture.tokens)

@@ -10,9 +10,9 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+from run_command import run
 
 ROOT = Path(__file__).resolve().parents[2]
 KIMI = ROOT / "traces/tiny-kimi"
@@ -31,6 +31,7 @@ COMMANDS = (
     "replay",
     "report",
     "view",
+    "redact",
     "reference",
     "convert",
 )
@@ -42,21 +43,6 @@ TASKS = (
     "Read and share reports",
     "Training side",
 )
-
-
-def run(*arguments: str | Path, env: dict[str, str] | None = None, **more: Any) -> subprocess.CompletedProcess[str]:
-    """The command line in an environment without NO_COLOR, COLUMNS and a locale of the test runner's."""
-    clean = {
-        k: v for k, v in os.environ.items() if not re.match(r"LC_|LANG|NO_COLOR|COLUMNS|FORCE_COLOR|BROWSER", k)
-    }
-    return subprocess.run(
-        [sys.executable, "-m", "drafttrace.tracer.cli", *map(str, arguments)],
-        capture_output=True,
-        encoding="utf-8",
-        timeout=240,
-        env={**clean, "OMP_NUM_THREADS": "1", **(env or {})},
-        **more,
-    )
 
 
 def words(text: str) -> str:

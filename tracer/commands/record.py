@@ -122,6 +122,7 @@ def prompt_of_dump(spec: str, *, whole: bool = False) -> Prompt:
 
 def prompt_of_capture(capture: Capture, spec: str, *, whole: bool = False) -> Prompt:
     """As :func:`prompt_of_dump`, for a dump that is open; ``spec`` is what the user calls it."""
+    capture.need_real_tokens("ask a server")
     length = capture.valid_length or len(capture.tokens)
     cut = None if whole else answer_start(capture)
     ids = tuple(int(token) for token in capture.tokens[: cut or length])

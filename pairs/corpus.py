@@ -349,7 +349,7 @@ FAMILIES: dict[str, tuple[Family, float]] = {
 }
 
 
-# The families that there were when tiny-llama was trained.
+# What the plan of tiny-llama names: copying is what tiny-kimi needs it for.
 WITHOUT_ECHO = tuple(name for name in FAMILIES if name != "echo")
 
 

@@ -313,7 +313,7 @@ def test_completion_completes_commands_and_options() -> None:
         )
         return done.stdout.split()
 
-    assert complete("drafttrace re", 1) == ["record", "replay", "report", "reference"]
+    assert complete("drafttrace re", 1) == ["record", "replay", "report", "redact", "reference"]
     assert "--layer-ids" in complete("drafttrace diff --l", 2)
 
 

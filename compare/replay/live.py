@@ -1,14 +1,16 @@
 """Where a live draft and its replay part: fc's input, fc's output, the state, the proposals, step by step.
 
-The replay reads the slots that the server handed over and the tokens that the server fed. Draft-decode rows of a trace
-are numbered from 0 and follow the step that draft extend computed, so decode step k is replayed as step k + 1. In a
-tree only the first decode step's parents are known, and only those rows are compared.
+The replay reads the slots that the server handed over and the tokens that the server fed, and computes in the number
+format of the server: in bf16 two of a thousand-odd tokens often have exactly the same logit, and only the same roundings
+show which ones. Draft-decode rows of a trace are numbered from 0 and follow the step that draft extend computed, so
+decode step k is replayed as step k + 1. In a tree only the first decode step's parents are known, and only those rows
+are compared.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -18,9 +20,10 @@ from drafttrace.compare.replay.proposals import ProposedBy, proposed_by
 from drafttrace.compare.replay.switches import Switches
 from drafttrace.compare.replay.texts import Key, Text
 from drafttrace.tracer.capture import Accepted, Capture, DraftRows, Ints, Phase
-from drafttrace.tracer.rows import Floats
+from drafttrace.tracer.rows import DType, Floats
 
 _PARTED_COSINE, _PARTED_AGREEMENT = 0.99, 0.9
+_FORMATS = {DType.BF16: torch.bfloat16, DType.FP16: torch.float16}
 _EXTEND = (Phase.DRAFT_EXTEND_PREFILL, Phase.DRAFT_EXTEND_VERIFY)
 
 
@@ -29,8 +32,8 @@ class Stage:
     """One tensor of one step, live against replayed: rows compared, cosine (None for proposals) or the share of equal
     first choices (None for tensors).
 
-    tied_top1: the share of rows in which the replay's first choice is the server's or has exactly its logit: in bf16
-    two of a thousand-odd tokens often do, and which of them a server then proposes is chance.
+    equal_top1: the replay's first choice is the id that the server proposed. tied_top1: it is that, or one that had
+    exactly the same logit on the server.
     """
 
     step: int
@@ -54,7 +57,8 @@ class LiveComparison:
     """All stages in the order of the computation, and the first at which they part (None: they agree).
 
     accept_lengths: observed per round, bonus included. steps: draft steps of the server, as the trace shows them.
-    proposed_by: the head or map that explains the proposals, where they are the first to part.
+    number_format: what the server's draft computes in, and so the replay here. proposed_by: the head or map that explains
+    the proposals, where they are the first to part.
     """
 
     stages: tuple[Stage, ...]
@@ -62,6 +66,7 @@ class LiveComparison:
     accept_lengths: tuple[int, ...]
     steps: int
     topk: int
+    number_format: str
     proposed_by: ProposedBy | None = None
 
     @property
@@ -71,8 +76,8 @@ class LiveComparison:
 
     @property
     def top1_agreement(self) -> float | None:
-        """Share of equal (or exactly tied) first choices over all steps."""
-        found = [(stage.rows, stage.tied_top1) for stage in self.stages if stage.tied_top1 is not None]
+        """Share of proposals, over all steps, that are the very ids that the server proposed."""
+        found = [(stage.rows, stage.equal_top1) for stage in self.stages if stage.equal_top1 is not None]
         rows = sum(count for count, _ in found)
         return sum(count * share for count, share in found) / rows if rows else None
 
@@ -93,6 +98,10 @@ def compare_live(
     draft = capture.draft
     if draft is None or len(draft.table) == 0 or len(wiring) != replayer.model.slots:
         return None
+    kind = _number_format(draft)
+    number_format = _FORMATS.get(kind, torch.float32)
+    if number_format is not torch.float32:
+        replayer = replace(replayer, model=replayer.model.rounded(number_format))
     places = _places(draft, text)
     steps = max((step for step, _ in places), default=0) + 1
     tokens = _tokens(draft, text, places, steps)
@@ -102,7 +111,7 @@ def compare_live(
     fc_in = model.fc_in(slots, switches)
     fc_out = model.fc(fc_in)
     done = model.steps(fc_out[None], embedded, switches)
-    targets = replayer.targets(switches)
+    targets, drafted = replayer.targets(switches), _drafted(capture, text)
     stages = []
     for step, (rows, live) in sorted((step, pairs) for (step, _), pairs in _grouped(places).items()):
         made: dict[str, Floats] = {"hidden_out": done[step].handed[0].numpy()}
@@ -110,7 +119,7 @@ def compare_live(
             made = {"fc_in": fc_in.numpy(), "fc_out": fc_out.numpy(), **made}
         stages += [_stage(step, name, made[name][rows], draft, name, live) for name in made]
         scores = model.logits(done[step].normed[0])
-        stages.append(_proposals(step, targets[scores.argmax(-1).numpy()][rows], draft, live))
+        stages.append(_proposals(step, rows, targets[scores.argmax(-1).numpy()][rows], draft, live, drafted))
     kept = tuple(stage for stage in stages if stage is not None)
     parted = next((stage for stage in kept if stage.parted), None)
     explained = None
@@ -125,8 +134,32 @@ def compare_live(
         accept_lengths=tuple(int(k) for k in counts) if isinstance(counts, list) else (),
         steps=draft_steps(capture),
         topk=_topk(draft),
+        number_format=str(kind),
         proposed_by=explained,
     )
+
+
+def _number_format(draft: DraftRows) -> DType:
+    """What the server's draft computes in: the format of its own results."""
+    kinds = (draft.tensors[name].dtype for name in ("hidden_out", "fc_out", "fc_in") if name in draft.tensors)
+    return next(kinds, DType.FP32)
+
+
+def _drafted(capture: Capture, text: Text) -> dict[tuple[int, int], int]:
+    """(step, row of the text) to the id that the server really drafted there: what its target then verified.
+
+    A round of a chain verifies the bonus token, at the position after the row that drafted, and the drafted ones after it.
+    """
+    table, found = capture.table, dict[tuple[int, int], int]()
+    if capture.draft is None or _topk(capture.draft) > 1:
+        return found
+    verified = np.flatnonzero((table.phase == Phase.VERIFY) & (table.token_id >= 0))
+    for number in np.unique(table.round[verified]):
+        rows = verified[table.round[verified] == number]
+        first = int(table.position[rows].min())
+        for i in rows[table.position[rows] > first]:
+            found[int(table.position[i]) - first - 1, first - 1 - text.first] = int(table.token_id[i])
+    return found
 
 
 def _topk(draft: DraftRows) -> int:
@@ -189,19 +222,31 @@ def _stage(step: int, tensor: str, made: Floats, draft: DraftRows, name: str, li
     return Stage(step, tensor, int(kept.sum()), float(cosine.min()), float(np.median(cosine)), None)
 
 
-def _proposals(step: int, mine: Ints, draft: DraftRows, live: Ints) -> Stage | None:
+def _proposals(
+    step: int, rows: Ints, mine: Ints, draft: DraftRows, live: Ints, drafted: Mapping[tuple[int, int], int]
+) -> Stage | None:
+    """The replay's first choices against the server's.
+
+    The server's own are the ids that its target verified; in rows from which nothing was drafted, the first of the best
+    logits, as its argmax takes it (a top-k lists equal ones in any order).
+    """
     if "topk_ids" not in draft.ids:
         return None
     present = draft.present.get("topk_ids")
     kept = np.ones(len(live), bool) if present is None else present[live]
     if not kept.any():
         return None
-    theirs, chosen = draft.ids["topk_ids"][live[kept]], mine[kept]
-    equal = theirs[:, 0] == chosen
-    tied = equal
+    listed, chosen = draft.ids["topk_ids"][live[kept]], mine[kept]
+    best = np.zeros(listed.shape, bool)
+    best[:, 0] = True
     if "topk_logits" in draft.tensors:
-        logits = draft.tensors["topk_logits"].take(live[kept])
-        width = min(logits.shape[1], theirs.shape[1])
-        same = logits[:, :width] == logits[:, :1]
-        tied = equal | ((theirs[:, :width] == chosen[:, None]) & same).any(1)
+        logits = draft.tensors["topk_logits"].take(live[kept])[:, : listed.shape[1]]
+        best[:, : logits.shape[1]] = logits == logits[:, :1]
+    order = draft.ids["topk_draft_ids"][live[kept]] if "topk_draft_ids" in draft.ids else listed
+    argmax = np.where(best, order, np.iinfo(np.int64).max).argmin(1)
+    theirs = listed[np.arange(len(listed)), argmax]
+    for k, row in enumerate(rows[kept]):
+        theirs[k] = drafted.get((step, int(row)), theirs[k])
+    equal = theirs == chosen
+    tied = equal | ((listed == chosen[:, None]) & best).any(1)
     return Stage(step, "proposal", int(kept.sum()), None, None, float(equal.mean()), float(tied.mean()))

@@ -1,4 +1,7 @@
-"""The EAGLE-3 draft's forward in plain torch, float32: whole causal passes, and trained steps for all rows at once.
+"""The EAGLE-3 draft's forward in plain torch: whole causal passes, and trained steps for all rows at once.
+
+Everything is float32. A server computes in bfloat16 or float16; where its own ids are compared with, ``rounded`` gives
+the same draft with every number rounded where SGLang rounds it.
 
 Shapes: B wirings run side by side, T rows (tokens), H the draft's width, S slots. Row t reads the target's slots of
 position t and the embedding of token t+1 and predicts token t+2; step s reads the state that step s-1 left in the row
@@ -42,31 +45,58 @@ class _Keys:
 
 
 class DraftModel:
-    """A draft's weights (float32, by canonical name) and its forward."""
+    """A draft's weights (float32, by canonical name) and its forward.
 
-    def __init__(self, config: DraftConfig, weights: Mapping[str, Tensor], slots: int, longest: int) -> None:
+    number_format: what every result is rounded to; float32 rounds nothing.
+    """
+
+    def __init__(
+        self,
+        config: DraftConfig,
+        weights: Mapping[str, Tensor],
+        slots: int,
+        longest: int,
+        number_format: torch.dtype = torch.float32,
+    ) -> None:
         self.config = config
         self.weights = weights
         self.slots = slots
+        self.number_format = number_format
+        self._longest = longest
         self.rotation: Rotation = rotation_of(config, longest)
         mla = config.mla
         dim = config.head_dim if mla is None else mla.qk_nope + mla.qk_rope
         self._softmax = dim**-0.5 * self.rotation.softmax
 
+    def rounded(self, number_format: torch.dtype) -> DraftModel:
+        """This draft as a server runs it in ``number_format``: weights and results are float32 tensors of such numbers."""
+        weights = {name: tensor.to(number_format).float() for name, tensor in self.weights.items()}
+        return DraftModel(self.config, weights, self.slots, self._longest, number_format)
+
+    def _round(self, x: Tensor) -> Tensor:
+        return x if self.number_format is torch.float32 else x.to(self.number_format).float()
+
     def _norm(self, x: Tensor, name: str) -> Tensor:
         weight = self.weights[name]
-        return F.rms_norm(x, weight.shape, weight, self.config.eps)
+        return self._round(F.rms_norm(x, weight.shape, weight, self.config.eps))
 
     def _linear(self, x: Tensor, name: str) -> Tensor:
-        return F.linear(x, self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias"))
+        return self._round(F.linear(x, self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias")))
+
+    def _rotate(self, x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+        """``x`` turned, in the number format throughout: SGLang rounds every product here."""
+        kind = self.number_format
+        return self.rotation.rotate(x.to(kind), turn[0].to(kind), turn[1].to(kind)).float()
 
     def fc_in(self, slots: Sequence[Tensor], switches: Switches) -> Tensor:
-        """What enters ``fc``: S slots ``[..., T, width]`` side by side, after any norm."""
-        parts = list(slots)
+        """What enters ``fc``: S slots ``[..., T, width]`` side by side, after any norm; the one over all slots first."""
+        wide = torch.cat(list(slots), dim=-1)
+        if switches.input_norm:
+            wide = self._norm(wide, "input_norm.weight")
         if switches.fc_norm:
-            parts = [self._norm(part, f"fc_norm.{k}.weight") for k, part in enumerate(parts)]
-        wide = torch.cat(parts, dim=-1)
-        return self._norm(wide, "input_norm.weight") if switches.input_norm else wide
+            parts = wide.chunk(len(slots), dim=-1)
+            wide = torch.cat([self._norm(part, f"fc_norm.{k}.weight") for k, part in enumerate(parts)], dim=-1)
+        return wide
 
     def fc(self, fc_in: Tensor) -> Tensor:
         """``fc`` itself, ``[..., T, H]``."""
@@ -74,7 +104,7 @@ class DraftModel:
 
     def logits(self, normed: Tensor) -> Tensor:
         """Scores over the draft vocabulary."""
-        return F.linear(normed, self.weights["lm_head.weight"])
+        return self._round(F.linear(normed, self.weights["lm_head.weight"]))
 
     def steps(self, state: Tensor, embedded: Sequence[Tensor], switches: Switches) -> list[StepOut]:
         """Run ``len(embedded)`` steps from fc's output ``[B, T, H]``.
@@ -89,8 +119,9 @@ class DraftModel:
             turn = self.rotation.angles(positions)
             h = state
             for layer in layers:
-                h = self._layer(layer, h, table, turn, kept[layer], switches)
+                h = self._layer(layer, h, self._round(table), turn, kept[layer], switches)
             normed = self._norm(h, "norm.weight")
+            h = self._round(h)
             state = normed if switches.norm_output else h
             done.append(StepOut(h, normed, state))
         return done
@@ -104,11 +135,12 @@ class DraftModel:
         kept: list[_Keys],
         switches: Switches,
     ) -> Tensor:
+        """One layer. ``h`` and the result are sums that no one has rounded yet: SGLang's norms add in float32, too."""
         at = f"layers.{layer}"
-        residual = h
+        residual = self._round(h)
         if layer == 0:
             normed = self._norm(h, f"{at}.hidden_norm.weight")
-            residual = normed if switches.norm_before_residual else h
+            residual = normed if switches.norm_before_residual else residual
             embedding = self._norm(table, f"{at}.input_layernorm.weight").expand_as(normed)
             x = torch.cat((embedding, normed), dim=-1)
         else:
@@ -116,7 +148,7 @@ class DraftModel:
             x = self._norm(h, own if own in self.weights else f"{at}.input_layernorm.weight")
         window = switches.windows[layer] if layer < len(switches.windows) else None
         h = residual + self._attention(at, x, turn, kept, window)
-        return h + self._mlp(at, self._norm(h, f"{at}.post_attention_layernorm.weight"))
+        return self._round(h) + self._mlp(at, self._norm(h, f"{at}.post_attention_layernorm.weight"))
 
     def _mlp(self, at: str, x: Tensor) -> Tensor:
         gate = self._linear(x, f"{at}.mlp.gate_proj")
@@ -127,7 +159,8 @@ class DraftModel:
             gate = F.relu(gate)
         else:
             gate = F.gelu(gate, approximate="none" if kind == "gelu" else "tanh")
-        return self._linear(gate * self._linear(x, f"{at}.mlp.up_proj"), f"{at}.mlp.down_proj")
+        wide = self._round(self._round(gate) * self._linear(x, f"{at}.mlp.up_proj"))
+        return self._linear(wide, f"{at}.mlp.down_proj")
 
     def _attention(
         self, at: str, x: Tensor, turn: tuple[Tensor, Tensor], kept: list[_Keys], window: int | None
@@ -142,7 +175,7 @@ class DraftModel:
             mixed = F.scaled_dot_product_attention(
                 query, fresh.key, fresh.value, is_causal=True, scale=self._softmax
             )
-        return self._linear(mixed.transpose(1, 2).flatten(-2), f"{at}.self_attn.o_proj")
+        return self._linear(self._round(mixed).transpose(1, 2).flatten(-2), f"{at}.self_attn.o_proj")
 
     def _windowed(self, query: Tensor, keys: _Keys, window: int) -> Tensor:
         """Causal attention over the last ``window`` positions, in blocks that read only the keys they see."""
@@ -169,8 +202,8 @@ class DraftModel:
             return _heads(self._linear(x, f"{at}.self_attn.{name}"), count)
 
         repeat = config.heads // config.kv_heads
-        query = self.rotation.rotate(heads("q_proj", config.heads), *turn)
-        key = self.rotation.rotate(heads("k_proj", config.kv_heads), *turn)
+        query = self._rotate(heads("q_proj", config.heads), turn)
+        key = self._rotate(heads("k_proj", config.kv_heads), turn)
         value = heads("v_proj", config.kv_heads)
         return query, _Keys(key.repeat_interleave(repeat, 1), value.repeat_interleave(repeat, 1))
 
@@ -192,8 +225,8 @@ class DraftModel:
         )
         up = _heads(up, heads)
         key, value = up[..., : mla.qk_nope], up[..., mla.qk_nope :]
-        shared = self.rotation.rotate(shared.unsqueeze(1), *turn).expand(-1, heads, -1, -1)
-        query = torch.cat((plain, self.rotation.rotate(turned, *turn)), dim=-1)
+        shared = self._rotate(shared.unsqueeze(1), turn).expand(-1, heads, -1, -1)
+        query = torch.cat((plain, self._rotate(turned, turn)), dim=-1)
         return query, _Keys(torch.cat((key, shared), dim=-1), value)
 
     def _chain(self, query: Tensor, kept: Sequence[_Keys], window: int | None) -> Tensor:

@@ -154,7 +154,7 @@ def _live(live: LiveComparison) -> Grid:
         for stage in live.stages
     )
     return Grid(
-        "Live against replay",
+        f"Live against replay, both in {live.number_format}",
         ("step", "what", "rows", "cosine p50", "cosine min", "equal first choice", "or tied"),
         rows,
         right=frozenset({0, 2, 3, 4, 5, 6}),

@@ -156,12 +156,11 @@ class _Contributions:
         for key in keys:
             states = torch.from_numpy(text.state(key, self._rows))
             for slot, block in enumerate(blocks):
-                x = states
-                if switches.fc_norm:
+                x = states if gain is None else states * gain[slot * width : (slot + 1) * width]
+                if switches.fc_norm:  # takes out again what a norm over all slots divided this one by
                     x = model._norm(x, f"fc_norm.{slot}.weight")
-                if gain is not None:
-                    self._squares[key, slot] = x.square().sum(-1, keepdim=True)
-                    x = x * gain[slot * width : (slot + 1) * width]
+                elif gain is not None:
+                    self._squares[key, slot] = states.square().sum(-1, keepdim=True)
                 self._added[key, slot] = x @ block.T
 
     def losses(self, wirings: Sequence[Wiring]) -> list[np.ndarray[tuple[int], np.dtype[np.float32]]]:

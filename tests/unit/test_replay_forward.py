@@ -163,6 +163,24 @@ def test_norm_over_the_concatenation(tmp_path: Path) -> None:
     assert torch.allclose(made, torch.nn.functional.rms_norm(slots, (3 * HIDDEN,), gain, 1e-6))
 
 
+def test_with_both_norms_the_one_over_all_slots_comes_first(tmp_path: Path) -> None:
+    """It was the other way round: SGLang and speculators norm the concatenation, then every slot of it."""
+    gain = torch.rand(3 * HIDDEN) + 0.5
+    gains = {f"fc_norm.{k}.weight": torch.rand(HIDDEN) + 0.5 for k in range(3)}
+    config = specforge([1, 15, 28], norm_before_fc=True, fc_norm=True)
+    replayer = load(tmp_path, config, {**draft_tensors(), "input_norm.weight": gain, **gains})
+    switches = switches_of(replayer.config, replayer.weights)
+    assert switches.input_norm and switches.fc_norm
+    slots = torch.randn(5, 3 * HIDDEN)
+    first = torch.nn.functional.rms_norm(slots, (3 * HIDDEN,), gain, 1e-6)
+    then = [
+        torch.nn.functional.rms_norm(part, (HIDDEN,), gains[f"fc_norm.{k}.weight"], 1e-6)
+        for k, part in enumerate(first.split(HIDDEN, 1))
+    ]
+    made = replayer.model.fc_in(slots.split(HIDDEN, 1), switches)
+    assert torch.allclose(made, torch.cat(then, dim=1), atol=1e-6)
+
+
 def test_fused_projections_are_split(tmp_path: Path) -> None:
     plain = draft_tensors()
     fused = dict(plain)

@@ -50,20 +50,23 @@ def served(world: World, replayer: Replayer, spoil: Callable[[str, int, torch.Te
     rows: Rows = []
     tensors: dict[str, list[torch.Tensor]] = {"fc_in": [], "fc_out": [], "hidden_out": []}
     present: dict[str, list[bool]] = {name: [] for name in (*tensors, "topk_ids")}
-    ids: list[np.ndarray] = []
+    ids: dict[str, list[np.ndarray]] = {"topk_ids": [], "topk_draft_ids": []}
+    best_logits: list[np.ndarray] = []
 
     def add(
         row: tuple[int, int, Phase, int, int, int], step: int, parts: dict[str, torch.Tensor], normed: torch.Tensor
     ) -> int:
         scores = spoil("logits", step, model.logits(normed))
-        best = d2t[scores.topk(4).indices.numpy()]
+        best = scores.topk(4)  # lists equal ones in any order, as a recorder's does
         rows.append(row)
-        ids.append(best)
+        ids["topk_ids"].append(d2t[best.indices.numpy()])
+        ids["topk_draft_ids"].append(best.indices.numpy())
+        best_logits.append(best.values.numpy())
         for name in tensors:
             tensors[name].append(parts.get(name, torch.zeros(tensors_width(name))))
             present[name].append(name in parts)
         present["topk_ids"].append(True)
-        return int(best[0])
+        return int(d2t[int(scores.argmax())])
 
     def tensors_width(name: str) -> int:
         return 3 * HIDDEN if name == "fc_in" else HIDDEN
@@ -90,9 +93,12 @@ def served(world: World, replayer: Replayer, spoil: Callable[[str, int, torch.Te
     columns = [np.array([row[i] for row in rows], np.int64) for i in range(6)]
     made = DraftRows(
         table=RowTable(*columns, frame=np.arange(len(rows), dtype=np.int64)),
-        tensors={n: ArrayRows(torch.stack(v).numpy(), DType.FP32) for n, v in tensors.items()},
+        tensors={
+            **{n: ArrayRows(torch.stack(v).numpy(), DType.FP32) for n, v in tensors.items()},
+            "topk_logits": ArrayRows(np.stack(best_logits), DType.FP32),
+        },
         present={n: np.array(v) for n, v in present.items()},
-        ids={"topk_ids": np.stack(ids)},
+        ids={name: np.stack(values) for name, values in ids.items()},
     )
     about = {"request": {"accept_counts": [1] * (last - PROMPT)}, "wiring": {"n": 32}}
     return world.capture(TRUTH, draft=made, prompt_length=PROMPT, about=about)
@@ -159,10 +165,104 @@ def test_exact_ties_are_no_difference(tmp_path: Path) -> None:
     tensors = {**capture.draft.tensors, "topk_logits": ArrayRows(tied, DType.FP32)}
     same = dataclasses.replace(capture, draft=dataclasses.replace(capture.draft, ids=ids, tensors=tensors))
     live = replay(same, world.draft, world.target, switches=False).live
-    assert live is not None and live.parted is None and live.top1_agreement == 1.0
+    assert live is not None and live.parted is None
+    proposals = [stage for stage in live.stages if stage.tensor == "proposal"]
+    assert all(stage.tied_top1 == 1.0 for stage in proposals)
     tied[:, 1] = 8.9
     live = replay(same, world.draft, world.target, switches=False).live
     assert live is not None and live.parted is not None and live.parted.tensor == "proposal"
+
+
+def test_of_equal_logits_the_lowest_draft_id_is_the_server_s(tmp_path: Path) -> None:
+    """Ties counted as agreement whatever the server chose; a server takes the first, a recorded top-k lists any."""
+    world, replayer = pair(tmp_path)
+    capture = served(world, replayer, honest)
+    assert capture.draft is not None
+    said, draft_ids = capture.draft.ids["topk_ids"], capture.draft.ids["topk_draft_ids"]
+    width = said.shape[1]
+
+    def agreement(order: list[int], offset: int) -> float | None:
+        """offset: added to the draft ids of what the replay does not choose, so that its own are the lowest or not."""
+        numbers = draft_ids.copy()
+        numbers[:, 1:] = draft_ids[:, :1] + offset
+        ids = {"topk_ids": said[:, order], "topk_draft_ids": numbers[:, order]}
+        logits = ArrayRows(np.full((len(said), width), 7.0, np.float32), DType.FP32)
+        draft = dataclasses.replace(
+            capture.draft, ids=ids, tensors={**capture.draft.tensors, "topk_logits": logits}
+        )  # type: ignore[type-var]
+        live = replay(dataclasses.replace(capture, draft=draft), world.draft, world.target, switches=False).live
+        return None if live is None else live.top1_agreement
+
+    assert agreement([1, 2, 0, 3], +1) == 1.0
+    assert agreement([0, 1, 2, 3], -1) == 0.0
+
+
+def test_what_the_target_verified_is_what_the_server_drafted(tmp_path: Path) -> None:
+    """The recorded top-k is a reading beside the server's own; what reached verify is the server's word."""
+    world, replayer = pair(tmp_path)
+    capture = served(world, replayer, honest)
+    assert capture.draft is not None
+    decode = capture.draft.table.phase == Phase.DRAFT_DECODE
+    rounds = np.unique(capture.draft.table.round[decode])
+    rows: list[tuple[int, ...]] = []
+    for number in rounds:
+        row = (
+            PROMPT - 1 + int(number)
+        )  # the row of the text that drafted; its first id is verified two positions on
+        rows.append((row + 1, int(world.tokens[row + 1]), Phase.VERIFY, int(number), Accepted.REJECTED, -1, 1000))
+        rows += [(row + 2 + s, 95, Phase.VERIFY, int(number), Accepted.REJECTED, -1, 1000) for s in range(STEPS)]
+    columns = [np.array([row[i] for row in rows], np.int64) for i in range(7)]
+    whole = {
+        name: np.concatenate((getattr(capture.table, name), column))
+        for name, column in zip(
+            ("position", "token_id", "phase", "round", "accepted", "step", "frame"), columns, strict=True
+        )
+    }
+    blank = np.zeros((len(rows), HIDDEN), np.float32)
+    slots = tuple(
+        dataclasses.replace(slot, rows=ArrayRows(np.concatenate((slot.rows.floats(), blank)), DType.FP32))
+        for slot in capture.slots
+    )
+    traced = dataclasses.replace(capture, table=RowTable(**whole), slots=slots)
+    live = replay(traced, world.draft, world.target, switches=False).live
+    assert live is not None
+    shares = {stage.step: stage for stage in live.stages if stage.tensor == "proposal"}
+    assert shares[1].equal_top1 == shares[2].equal_top1 == 0.0  # token 95 is outside the draft's vocabulary
+    drafted, compared = len(rounds), shares[0].rows
+    assert shares[0].equal_top1 == pytest.approx((compared - drafted) / compared)
+
+
+def test_a_server_s_roundings_are_replayed(tmp_path: Path) -> None:
+    """In bf16 the best two of many tokens often tie, and a float32 replay then chooses another one than the server."""
+    tensors = draft_tensors()
+    head = tensors["lm_head.weight"].bfloat16().float()
+    head[1::2] = head[0::2]
+    head[1::2, 0] *= 1 + 2**-7  # one step of bf16 in one weight: the logits are equal as often as not
+    world, plain = pair(tmp_path)
+    write_draft(tmp_path / "whole", specforge([k - 1 for k in TRUTH]), {**tensors, "lm_head.weight": head})
+    states = torch.from_numpy(world.states).bfloat16().float().numpy()
+    world = dataclasses.replace(world, states=states)
+    plain = with_head(plain, head)
+    capture = served(world, dataclasses.replace(plain, model=plain.model.rounded(torch.bfloat16)), honest)
+    assert capture.draft is not None
+
+    def stored(rows: Any, kind: DType) -> ArrayRows:
+        values = rows.floats()
+        bits = (values.view(np.uint32) >> 16).astype(np.uint16)
+        assert np.array_equal(bits.astype(np.uint32) << 16, values.view(np.uint32))  # they are bf16 numbers
+        return ArrayRows(bits if kind is DType.BF16 else values, kind)
+
+    agreement = {}
+    for kind in (DType.BF16, DType.FP32):
+        held = {name: stored(rows, kind) for name, rows in capture.draft.tensors.items()}
+        draft = dataclasses.replace(capture.draft, tensors=held)
+        live = replay(dataclasses.replace(capture, draft=draft), world.draft, world.target, switches=False).live
+        assert live is not None and live.number_format == kind.value
+        agreement[kind] = live.top1_agreement
+        exact = [stage for stage in live.stages if stage.cosine_min is not None]
+        assert all((stage.cosine_min or 0) > (1 - 1e-6 if kind is DType.BF16 else 0.999) for stage in exact)
+    assert agreement[DType.BF16] == 1.0
+    assert agreement[DType.FP32] is not None and agreement[DType.FP32] < 0.95
 
 
 def with_head(replayer: Replayer, head: torch.Tensor) -> Replayer:

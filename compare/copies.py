@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from drafttrace.compare.facts import CopyFacts, RowFacts
 from drafttrace.compare.judge import MATCH
 from drafttrace.compare.measured import MeasuredSlot
+from drafttrace.compare.padding import find_leaks
 from drafttrace.compare.repeats import find_borrowed, find_repeats
 from drafttrace.compare.result import SlotResult
 from drafttrace.compare.rowmap import find_row_map
@@ -34,6 +35,7 @@ def look_for_copies(
         reference=find_repeats(reference) if reference is not None else (),
         borrowed=find_borrowed(left, others, wanted),
         maps=tuple(found for found in maps if found is not None),
+        leaks=find_leaks(left),
     )
 
 

@@ -10,6 +10,7 @@ from drafttrace.compare.hypotheses import Doubles, Fit
 from drafttrace.compare.inside import InsideFacts
 from drafttrace.compare.locate import Distance, Located
 from drafttrace.compare.masks import MaskShift
+from drafttrace.compare.padding import Leak
 from drafttrace.compare.ranks import RankFacts
 from drafttrace.compare.repeats import Borrowed, Repeat
 from drafttrace.compare.result import Acceptance, SlotResult
@@ -73,19 +74,22 @@ class CopyFacts:
     """Rows that stand where another row belongs.
 
     left, reference: equal rows of one side (see :class:`Repeat`). borrowed: rows of the left side that stand in another
-    request's trace. maps: slots whose rows are the reference's of other positions.
+    request's trace. maps: slots whose rows are the reference's of other positions. leaks: rows of the left side that hold
+    a padding row of their own pass.
     """
 
     left: tuple[Repeat, ...] = ()
     reference: tuple[Repeat, ...] = ()
     borrowed: tuple[Borrowed, ...] = ()
     maps: tuple[RowMap, ...] = ()
+    leaks: tuple[Leak, ...] = ()
 
     @property
     def slots(self) -> frozenset[int]:
         """The slots in which something was found."""
         repeats = frozenset(one.slot for one in (*self.left, *self.reference))
-        return repeats | {one.slot for one in self.borrowed} | {one.slot for one in self.maps}
+        leaks = {one.slot for one in self.leaks if one.slot is not None}
+        return repeats | {one.slot for one in self.borrowed} | {one.slot for one in self.maps} | leaks
 
 
 @dataclass(frozen=True)

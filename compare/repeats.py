@@ -16,7 +16,7 @@ import numpy.typing as npt
 from drafttrace.compare.kernels.blocks import hash_rows
 from drafttrace.compare.kernels.hashes import plain_hashes
 from drafttrace.compare.measure import BLOCK_BYTES, Bools
-from drafttrace.tracer.capture import Accepted, Capture, Ints
+from drafttrace.tracer.capture import Accepted, Capture, Ints, RowTable
 from drafttrace.tracer.rows import Rows
 
 LAST = -1
@@ -71,16 +71,16 @@ class Borrowed:
 def find_repeats(capture: Capture) -> tuple[Repeat, ...]:
     """Every group of equal rows in the slots and the last state of a capture."""
     found: list[Repeat] = []
-    table = _Table(capture)
-    for slot, rows, present in _states(capture):
-        keys = _keys(rows, present)
+    table = Places(capture.table, capture.padded)
+    for slot, rows, present in states(capture):
+        keys = state_keys(rows, present)
         own = keys[keys != 0]
         if len(np.unique(own)) == len(own):
             continue
         groups = [group for group in _grouped(keys).values() if len(group) > 1]
         groups = [g for g in groups if len(np.unique(capture.table.token_id[g])) > 1 and _all_equal(rows, g)]
         most = [g for g in groups if len(g) > int(present.sum()) // 2]  # one row for most tokens
-        if not most and (not groups or _depends_on_the_token(capture, keys)):
+        if not most and (not groups or depends_on_the_token(capture, keys)):
             continue
         groups = most or groups
         for group in groups:
@@ -99,18 +99,18 @@ def find_borrowed(
     odd: per slot the row numbers that do not fit the reference; for these a nearly equal row counts too.
     """
     found: list[Borrowed] = []
-    held, table = list(_states(capture)), _Table(capture)
+    held, table = list(states(capture)), Places(capture.table, capture.padded)
     for other in others:
         if _same_request(capture, other):
             continue
-        there = _Table(other)
-        theirs = {slot: (rows, present) for slot, rows, present in _states(other)}
+        there = Places(other.table, other.padded)
+        theirs = {slot: (rows, present) for slot, rows, present in states(other)}
         for slot, rows, present in held:
             if slot not in theirs or theirs[slot][0].width != rows.width:
                 continue
             mine = present & (capture.table.accepted[: len(present)] == Accepted.ACCEPTED)
             equal = list(_equal_rows(capture, rows, mine, other, *theirs[slot]))
-            if len(equal) > 1 and _depends_on_the_token(capture, _keys(rows, present)):
+            if len(equal) > 1 and depends_on_the_token(capture, state_keys(rows, present)):
                 continue
             pairs = [(a, b, 0.0) for a, b in equal]
             known = {a for a, _ in equal}
@@ -120,15 +120,16 @@ def find_borrowed(
     return tuple(found)
 
 
-class _Table:
-    """Who the rows of a capture are."""
+class Places:
+    """Who the rows of a table are. padded: mask of those that were computed beside padding, where that is known."""
 
-    def __init__(self, capture: Capture) -> None:
-        self._table, self._padded = capture.table, capture.padded
-        frames, first = np.unique(capture.table.frame, return_index=True)
+    def __init__(self, table: RowTable, padded: Bools | None) -> None:
+        self._table, self._padded = table, padded
+        frames, first = np.unique(table.frame, return_index=True)
         self._first = dict(zip(frames.tolist(), first.tolist(), strict=True))
 
     def at(self, row: int) -> RowAt:
+        """One row."""
         table = self._table
         frame = int(table.frame[row])
         return RowAt(
@@ -143,7 +144,7 @@ class _Table:
         )
 
 
-def _states(capture: Capture) -> Iterator[tuple[int, Rows, Bools]]:
+def states(capture: Capture) -> Iterator[tuple[int, Rows, Bools]]:
     """(slot, rows, which rows there are) of every state that depends on more than its own token."""
     states = [(i, s.name, s.rows) for i, s in enumerate(capture.slots) if s.boundary != 0]
     if capture.last is not None:
@@ -156,7 +157,7 @@ def _states(capture: Capture) -> Iterator[tuple[int, Rows, Bools]]:
         yield slot, rows, present if mask is None else present & mask[:count]
 
 
-def _keys(rows: Rows, present: Bools) -> npt.NDArray[np.int64]:
+def state_keys(rows: Rows, present: Bools) -> npt.NDArray[np.int64]:
     """A hash of every row's stored bytes, 0 for rows that are absent or all zero."""
     keys = hash_rows(rows, np.arange(len(present)), BLOCK_BYTES // 8, factors=False).view(np.int64)
     keys[keys == 0] = 1
@@ -178,7 +179,7 @@ def _all_equal(rows: Rows, group: Ints) -> bool:
     return all(np.array_equal(first, rows.raw(int(i), int(i) + 1), equal_nan=False) for i in group[1:64])
 
 
-def _depends_on_the_token(capture: Capture, keys: npt.NDArray[np.int64]) -> bool:
+def depends_on_the_token(capture: Capture, keys: npt.NDArray[np.int64]) -> bool:
     """Whether rows of one token at different positions are equal throughout: then the state is an embedding."""
     known = np.flatnonzero(keys)
     token, position, key = capture.table.token_id[known], capture.table.position[known], keys[known]
@@ -201,8 +202,8 @@ def _equal_rows(
     """(row, their row) with equal bits and different tokens."""
     if rows.dtype != their_rows.dtype:
         return
-    theirs = _grouped(_keys(their_rows, their_present))
-    for key, group in _grouped(_keys(rows, mine)).items():
+    theirs = _grouped(state_keys(their_rows, their_present))
+    for key, group in _grouped(state_keys(rows, mine)).items():
         for row in group:
             for there in theirs.get(key, ()):
                 if capture.table.token_id[row] != other.table.token_id[there]:

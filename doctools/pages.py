@@ -213,6 +213,7 @@ def trace_format() -> Iterator[str]:
         "/draft/rows        one record per recorded row of the draft",
         "/draft/...         hidden_in, fc_in, fc_out, embed_in, hidden_out, topk/draft_ids, topk/ids, topk/logits",
         "/probes            name, expected, fired, rows, dropped of every tap",
+        "/padding           frame, tap, hash: the first padding row of every tap in a pass whose batch was padded",
         "/ranks/{r}         row hashes of what ranks should hold alike",
         "/summary           the plot that viewers open",
     )

@@ -276,7 +276,7 @@ _ENTRIES = (
     _cause(
         "padding-leak",
         "A live row equals a padded one.",
-        "A row that differs equals what the batch was padded with.",
+        "A row equals, bit for bit, the first padding row of its own pass, whose hash the trace keeps.",
         "Cut the batch to its live rows before the states are handed over.",
         "vllm#43810",
     ),

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from drafttrace.hooks.frames import FrameRows, Part, as_numpy
 from drafttrace.hooks.identity import Verdict, accepted_rows, outside_output
 from drafttrace.tracer.capture import Accepted
+from drafttrace.tracer.row_hash import row_hashes
 from drafttrace.tracer.trace import schema
 from drafttrace.tracer.trace.layout import TensorSpec
 
@@ -73,6 +74,17 @@ def tensors_of(
         if missing.any():
             absent[name] = missing
     return tensors, absent
+
+
+def padding_of(frame: FrameRows, specs: Mapping[str, TensorSpec]) -> schema.Records:
+    """One record per tap whose batch was padded: the hash of the first padding row, in the width of the tap's tensor."""
+    rows = schema.records(schema.PADDED, len(frame.padding), frame=frame.frame)
+    for record, (name, tensor) in zip(rows, frame.padding.items(), strict=True):
+        whole = np.zeros((1, specs[name].width), specs[name].storage)
+        array = as_numpy(tensor)
+        whole[:, : array.shape[1]] = array
+        record["tap"], record["hash"] = name.encode(), row_hashes(whole)[0]
+    return rows
 
 
 def _offset(part: Part, verdict: Verdict | None) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from drafttrace.hooks.identity import RowGroup
+from drafttrace.tracer.trace.schema import SOURCE_PYTHON_SEAM
 
 if TYPE_CHECKING:
     import torch
@@ -41,7 +42,7 @@ class FrameRows:
     """The rows of one request in one forward pass, with every tap that fired there.
 
     position and token_id: tensors ``[rows]`` of the engine's own. sweep: how many of the rows a layer sweep covers.
-    parts: by tap name.
+    parts: by tap name. padding: by tap name the first padding row ``[1, width]`` of the batch, where it had any.
     """
 
     side: str
@@ -58,27 +59,36 @@ class FrameRows:
     rank: int = 0
     sweep: int = 0
     parts: dict[str, Part] = field(default_factory=dict)
+    padding: dict[str, torch.Tensor] = field(default_factory=dict)
     copied: list[Any] = field(default_factory=list)
     direct: bool = False
 
     @property
     def nbytes(self) -> int:
-        return sum(part.nbytes for part in self.parts.values()) + 64 * self.rows
+        padding = sum(row.numel() * row.element_size() for row in self.padding.values())
+        return sum(part.nbytes for part in self.parts.values()) + int(padding) + 64 * self.rows
 
     def to_host(self) -> None:
         """Start the copies to the host; ``copied`` are the events after which they are done."""
         import torch
 
         names = list(self.parts)
-        tensors = [self.position, self.token_id, *(self.parts[name].tensor for name in names)]
+        tensors = [
+            self.position,
+            self.token_id,
+            *(self.parts[name].tensor for name in names),
+            *self.padding.values(),
+        ]
         made, event = to_host(tensors)
         self.copied = [event] if event is not None else []
         if self.direct:
             self.copied.append(torch.cuda.Event())  # type: ignore[no-untyped-call]
             self.copied[-1].record()
         self.position, self.token_id = made[:2]
-        for name, tensor in zip(names, made[2:], strict=True):
+        parts, padding = made[2 : 2 + len(names)], made[2 + len(names) :]
+        for name, tensor in zip(names, parts, strict=True):
             self.parts[name].tensor = tensor
+        self.padding = dict(zip(self.padding, padding, strict=True))
 
 
 @dataclass
@@ -94,16 +104,25 @@ class Span:
 
 @dataclass
 class Frame:
-    """One forward pass that holds at least one traced request."""
+    """One forward pass that holds at least one traced request.
+
+    live_rows: rows of the batch that belong to a request. padded_rows: rows that the taps saw, with those of padding.
+    """
 
     side: str
     spans: list[Span]
     expected: frozenset[str] = frozenset()
     live_rows: int = 0
+    padded_rows: int = 0
     graph: bool = False
 
     def take(self, name: str, tensor: torch.Tensor, source: int = 0) -> None:
-        """Copy the traced rows of ``tensor`` ``[batch rows, width]`` now: fused kernels overwrite views in place."""
+        """Copy the traced rows of ``tensor`` ``[batch rows, width]`` now: fused kernels overwrite views in place.
+
+        Rows behind the live ones are padding: the first of them is kept beside the traced rows, once for the batch, so
+        that a live row that holds the same can be told (a layer sweep's rows aside).
+        """
+        padding = self._padding_row(name, tensor, source)
         for span in self.spans:
             if not span.session.wants(name) or name in span.rows.parts:
                 continue
@@ -121,6 +140,17 @@ class Frame:
             rows = tensor[span.start : stop]
             if span.session.admits(name, span.rows, rows.numel() * rows.element_size()):
                 span.rows.parts[name] = Part(_own(rows, span.rows), source=source)
+                if padding is not None:
+                    span.rows.padding[name] = padding
+
+    def _padding_row(self, name: str, tensor: torch.Tensor, source: int) -> torch.Tensor | None:
+        """A copy of the first padding row ``[1, width]``; None where the batch has none, or the seam cut it off."""
+        if is_boundary(name) or source == SOURCE_PYTHON_SEAM or tensor.shape[0] <= self.live_rows:
+            return None
+        self.padded_rows = max(self.padded_rows, int(tensor.shape[0]))
+        if all(name in span.rows.parts or not span.session.wants(name) for span in self.spans):
+            return None
+        return tensor[self.live_rows : self.live_rows + 1].clone()
 
     def take_part(self, span: Span, name: str, tensor: torch.Tensor, offset: int | None) -> None:
         """Keep ``tensor`` (already this request's own copy) as rows of a tap."""

@@ -6,36 +6,12 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from drafttrace.hooks.frames import Batch, as_numpy
+from drafttrace.tracer.row_hash import Hashes, row_hashes
 from drafttrace.tracer.trace import schema
-
-Hashes = npt.NDArray[np.uint64]
-
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_MIX = np.uint64(0xBF58476D1CE4E5B9)
-ABSENT = np.uint64(0)
-
-
-def row_hashes(array: npt.NDArray[Any]) -> Hashes:
-    """A 64-bit hash of the bytes of every row of ``[rows, width]``; never 0. Equal bytes give equal hashes.
-
-    Each 16-bit word is mixed with its place and the results are added up (a multiply-shift hash): one pass over the
-    data without a Python loop over rows. Made to tell rows apart, not to resist forgery.
-    """
-    words = np.ascontiguousarray(array).view(np.uint16).astype(np.uint64)
-    with np.errstate(over="ignore"):
-        place = (np.arange(words.shape[1], dtype=np.uint64) + np.uint64(1)) * _GOLDEN
-        mixed = (words + place) * _MIX
-        mixed ^= mixed >> np.uint64(29)
-        total = (mixed * _GOLDEN).sum(axis=1, dtype=np.uint64)
-        total ^= total >> np.uint64(32)
-    total[total == ABSENT] = 1
-    return np.asarray(total, np.uint64)
 
 
 class RankLog:

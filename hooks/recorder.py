@@ -215,9 +215,11 @@ class Recorder:
             return False
         found = False
         for name in self.static.names(scope):
-            rows = self.static.read(scope, name, frame.live_rows, padded)
+            size = self.static.size(scope, name, frame.live_rows) if padded is None else padded
+            rows = self.static.read(scope, name, frame.live_rows, size, padding=1)
             if rows is not None:
                 frame.take(name, rows, SOURCE_GRAPH_BUFFER)
+                frame.padded_rows = max(frame.padded_rows, size or 0)
                 found = True
         return found
 
@@ -228,8 +230,7 @@ class Recorder:
             return
         for span in frame.spans:
             span.rows.graph = graph
-            if padded_rows is not None:
-                span.rows.padded_rows = padded_rows
+            span.rows.padded_rows = max(padded_rows or 0, frame.padded_rows, span.rows.live_rows)
             span.session.count_frame(span.rows)
             span.rows.to_host()  # here, on the stream that computed them
 

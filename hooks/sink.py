@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from drafttrace.hooks.assemble import Array, records_of, tensors_of
+from drafttrace.hooks.assemble import Array, padding_of, records_of, tensors_of
 from drafttrace.hooks.frames import Batch, FrameRows, as_numpy
 from drafttrace.hooks.identity import Verdict
 from drafttrace.tracer.trace.layout import TraceLayout
@@ -121,6 +121,8 @@ class TraceFile:
         if batch.nodes is not None and batch.count is not None:
             verdict = Verdict(as_numpy(batch.nodes).astype(np.int64), int(batch.count))
         for frame in batch.frames:
+            if frame.padding:
+                self._writer.append_padding(padding_of(frame, self._specs))
             if frame.side == "target":
                 rows = records_of(frame, verdict, batch.total)
                 tensors, absent = tensors_of([frame], self._specs, verdict)

@@ -51,23 +51,25 @@ class StaticTaps:
         self._captured.setdefault(key, {})[size] = buffer
         return True
 
-    def read(self, scope: str, name: str, live: int, padded: int | None = None) -> torch.Tensor | None:
+    def read(
+        self, scope: str, name: str, live: int, padded: int | None = None, *, padding: int = 0
+    ) -> torch.Tensor | None:
         """The live rows of the last replay, a view ``[live, ...]`` (fewer where fewer were kept); None where no graph
         of that size has the tap.
 
         padded: rows of the replayed graph, where known; else the smallest captured size that holds the live rows.
+        padding: how many rows of padding are wanted behind the live ones, as far as the replay had any. What stands
+        behind those is a larger graph's.
         """
-        sizes = self._captured.get((scope, name))
-        if not sizes:
-            return None
-        if padded is None:
-            ordered = sorted(sizes)
-            at = bisect.bisect_left(ordered, live)
-            if at == len(ordered):
-                return None
-            padded = ordered[at]
-        buffer = sizes.get(padded)
-        return None if buffer is None else buffer[:live]
+        padded = self.size(scope, name, live) if padded is None else padded
+        buffer = self._captured.get((scope, name), {}).get(padded) if padded is not None else None
+        return None if padded is None or buffer is None else buffer[: max(live, min(live + padding, padded))]
+
+    def size(self, scope: str, name: str, live: int) -> int | None:
+        """Rows of the smallest captured graph that holds the live ones; None without one."""
+        ordered = sorted(self._captured.get((scope, name), ()))
+        at = bisect.bisect_left(ordered, live)
+        return ordered[at] if at < len(ordered) else None
 
     def names(self, scope: str) -> Iterable[str]:
         """The taps that some graph of this scope writes."""

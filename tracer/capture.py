@@ -147,7 +147,8 @@ class Capture:
     weights) or what a dump says of itself. present: masks ``[R]``, by slot name (also "embed" and "last"), of the
     rows that were recorded, where some were not: those are zero; a name that is missing here has all its rows.
     padded: mask ``[R]`` of the rows that were computed in a batch with padding rows beside them, None where no file
-    tells.
+    tells. padding: by tap (slot names, "last", and the names of the draft's tensors) and frame, the hash
+    (``row_hash.row_hashes``) of the first padding row of that pass.
     """
 
     path: str
@@ -171,6 +172,7 @@ class Capture:
     notes: tuple[str, ...] = ()
     present: Mapping[str, npt.NDArray[np.bool_]] = field(default_factory=dict)
     padded: npt.NDArray[np.bool_] | None = None
+    padding: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         from drafttrace.tracer.capture_html import one_line

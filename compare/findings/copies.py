@@ -9,6 +9,7 @@ import numpy as np
 from drafttrace.compare.copies import rank_count
 from drafttrace.compare.facts import Facts
 from drafttrace.compare.findings.base import finding, name_slots, quoted
+from drafttrace.compare.padding import Leak
 from drafttrace.compare.repeats import LAST, Borrowed, Repeat, RowAt
 from drafttrace.compare.result import NOTE, Finding
 from drafttrace.compare.rowblocks import Blocks, RowMap, fit_repeated
@@ -52,12 +53,18 @@ def find(facts: Facts) -> Iterator[Finding]:
     if shifted:
         yield _shifted(shifted, shifts[shifted[0].slot])
     placed = {m.slot for m in (*blocks, *shifted)}
+    leaks = [leak for leak in facts.copies.leaks if leak.slot not in constant]
+    if leaks:
+        yield _leaked(leaks)
+    leaked = {(leak.slot, row.row) for leak in leaks for row in leak.rows}
     rest = [r for r in facts.copies.left if r.slot not in constant | placed]
+    # Rows that were all read from the padding are equal to one another, too.
+    rest = [r for r in rest if not all((r.slot, row.row) in leaked for row in r.rows)]
     by_rank = _repeated_by_rank(facts.left, rest, rank_count(facts.left)) if rest else None
     if blocks or by_rank is not None:
         yield _by_rank(facts, blocks, by_rank, rest)
         rest = [] if by_rank is not None else rest
-    padded = [r for r in rest if _is_padding(facts, r)]
+    padded = [r for r in rest if not leaks and _is_padding(facts, r)]
     if padded:
         yield _padding(facts, padded)
     stale = [r for r in rest if r not in padded]
@@ -68,10 +75,11 @@ def find(facts: Facts) -> Iterator[Finding]:
     if borrowed:
         yield _borrowed(facts, borrowed)
     told = {r.slot for r in (*stale, *padded)} | {b.slot for b in borrowed} | constant | placed
+    told |= {leak.slot for leak in leaks if leak.slot is not None}
     moved = [m for m in mapped if m.slot not in told]
     if moved and not facts.moved:
         yield _moved(moved)
-    if not padded:
+    if not padded and not leaks:
         yield from _padding_by_batch(facts, told | {m.slot for m in mapped})
 
 
@@ -164,6 +172,34 @@ def _by_rank(
             "position_holds_state_of": {str(m.slot): [list(p) for p in m.pairs[:16]] for m in maps},
         },
         remedy=_BY_RANK if side == "left" else _BY_RANK_DUMP,
+    )
+
+
+def _leaked(leaks: Sequence[Leak]) -> Finding:
+    """Rows whose bits are those of a padding row that stood beside them: nothing is left to infer."""
+    rows = [row for leak in leaks for row in leak.rows]
+    first = min(rows, key=lambda row: (row.position, row.frame))
+    numbers = [leak.slot for leak in leaks if leak.slot is not None]
+    names = [leak.tap for leak in leaks if leak.slot is None]
+    where = " and ".join(
+        [*([_called(numbers)] if numbers else []), *([f"the draft's {', '.join(names)}"] if names else [])]
+    )
+    most = max(leak.count for leak in leaks)
+    return finding(
+        "padding-leak",
+        f"{most} row{'s' if most > 1 else ''} of {where} (first: position {first.position}, {_when(first)}) "
+        f"{'are' if most > 1 else 'is'}, bit for bit, the padding row of {'their' if most > 1 else 'its'} own pass.",
+        slots=_numbers(numbers),
+        confidence=0.99,
+        evidence={
+            leak.tap: {
+                "equal_to_padding": leak.count,
+                "rows_of_padded_passes": leak.of,
+                "rows": [_where(row) for row in leak.rows[:20]],
+            }
+            for leak in leaks
+        },
+        remedy=_PADDING,
     )
 
 

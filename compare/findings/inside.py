@@ -84,7 +84,9 @@ def _fc_in(facts: Facts) -> Iterator[Finding]:
         )
     if inside.fc_state != "differs":
         return
-    bad = [s for s in inside.fc_in if s.equal < s.rows]
+    # Rows that were read from the padding are told as such.
+    leaked = max((leak.count for leak in facts.copies.leaks if leak.tap in {"hidden_in", "fc_in"}), default=0)
+    bad = [s for s in inside.fc_in if s.rows - s.equal > leaked]
     shifted = [s for s in bad if s.shift is not None]
     if shifted and len(shifted) == len(bad):
         yield _shifted(shifted)

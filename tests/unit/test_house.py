@@ -17,6 +17,7 @@ SMALL_RECORDS = {
     "drafttrace.tracer.chat_marks",
     "drafttrace.tracer.errors",
     "drafttrace.tracer.printable",
+    "drafttrace.tracer.row_hash",
     "drafttrace.tracer.rows",
 }
 ALLOWED = {

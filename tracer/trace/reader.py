@@ -106,6 +106,7 @@ def capture_of(trace: TraceFile) -> Capture:
         notes=(*_state_notes(trace, complete), *notes, *wiring.notes, *token_notes, *_gap_notes(target, probes)),
         present={name: mask for name, mask in target.present.items() if not mask.all()},
         padded=target_rows["padded_rows"] > target_rows["live_rows"],
+        padding=padding_of(trace),
     )
 
 
@@ -308,6 +309,17 @@ def _rank(trace: TraceFile, rank: str) -> RankHashes:
     with trace.reading(f"/{name}/hashes"):
         names = tuple(json.loads(texts.get_text(dataset.attrs[schema.ATTR_HASHED])))
         return RankHashes(int(rank), rows, names, dataset[: len(rows)])
+
+
+def padding_of(trace: TraceFile) -> dict[str, dict[int, int]]:
+    """Per tap the hash of the first padding row of every frame that was padded; empty in traces of older writers."""
+    with trace.reading(f"/{schema.PADDING}"):
+        if schema.PADDING not in trace.file:
+            return {}
+    found: dict[str, dict[int, int]] = {}
+    for row in table_of(trace, schema.PADDING, schema.PADDED):
+        found.setdefault(texts.get_text(row["tap"]), {})[int(row["frame"])] = int(row["hash"])
+    return found
 
 
 def _state_notes(trace: TraceFile, complete: bool) -> list[str]:

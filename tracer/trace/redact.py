@@ -54,6 +54,7 @@ _ID_KEY = re.compile(r"(.*_)?(token_id|token|matched|id)")
 # Keys whose values are secrets wherever they stand.
 _SECRET_KEY = re.compile(r"api_?key|password|passphrase|secret|credential|auth_token|hf_token", re.IGNORECASE)
 _HIDDEN = "redacted"
+_EMBEDDINGS = (b"embed", b"embed_in")
 
 
 class Pseudonyms:
@@ -245,9 +246,13 @@ def _copy_ranks(trace: TraceFile, file: h5py.File, names: Pseudonyms) -> None:
 
 
 def _copy_rest(trace: TraceFile, file: h5py.File, layout: TraceLayout, drop_embeddings: bool) -> None:
-    """Probes and the plot: they name no token."""
+    """Probes, padding and the plot: they name no token."""
     if schema.PROBES in trace.file:
         trace.file.copy(schema.PROBES, file, schema.PROBES)
+    if schema.PADDING in trace.file:
+        rows = reader.table_of(trace, schema.PADDING, schema.PADDED)
+        # An embedding is its token, and padding holds tokens of other requests.
+        append_table(make_table(file, schema.PADDING, rows.dtype), rows[~np.isin(rows["tap"], _EMBEDDINGS)])
     if drop_embeddings:
         nexus.declare(file, layout)
         nexus.fill(file, layout)

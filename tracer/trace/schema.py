@@ -22,6 +22,7 @@ ABOUT = "about"
 LAYOUT = "about/layout"
 RANKS = "ranks"
 SUMMARY = "summary"
+PADDING = "padding"
 
 # Attributes of /
 ATTR_FORMAT = "format"
@@ -80,6 +81,13 @@ RANK_ROW = np.dtype(
         ("step", "<i4"),
     ]
 )
+PADDED = np.dtype(
+    [
+        ("frame", "<i4"),
+        ("tap", "S32"),
+        ("hash", "<u8"),  # row_hash.row_hashes of the first padding row, in storage form and in the tensor's width
+    ]
+)
 PROBE_FIELDS = ("expected", "fired", "rows", "dropped")
 PROBE = np.dtype([("name", "S96"), *((field, "<i8") for field in PROBE_FIELDS)])
 
@@ -103,7 +111,7 @@ DEFAULTS: dict[str, int] = {
 
 
 def records(dtype: np.dtype[np.void], count: int, **fields: Any) -> Records:
-    """``count`` records of TARGET_ROW, DRAFT_ROW or RANK_ROW; fields that are not given have their defaults.
+    """``count`` records of TARGET_ROW, DRAFT_ROW, RANK_ROW or PADDED; fields that are not given have their defaults.
 
     A field is a number for all records or an array ``[count]``. Raises ValueError for an unknown field.
     """

@@ -1,4 +1,4 @@
-"""The two sides of a trace that grow, target and draft, and the ranks: tensors first, then the rows that list them."""
+"""What grows in a trace: target and draft (tensors first, then the rows that list them), the ranks, the padding rows."""
 
 from __future__ import annotations
 
@@ -143,6 +143,32 @@ class RankSide:
         append_table(self._hashes, np.concatenate([hashes for _, hashes in self._pending]))
         append_table(self._rows, np.concatenate([rows for rows, _ in self._pending]))
         self._pending = []
+
+
+class PaddingSide:
+    """The hashes of what batches were padded with."""
+
+    def __init__(self, file: h5py.File) -> None:
+        self._rows = make_table(file, schema.PADDING, schema.PADDED)
+        self._pending: list[Records] = []
+
+    @property
+    def pending(self) -> int:
+        """Bytes that wait for the next flush; 0 where there are none."""
+        waiting = sum(rows.nbytes for rows in self._pending)
+        return waiting + TABLE_CHUNK * schema.PADDED.itemsize if waiting else 0
+
+    def append(self, rows: Records) -> int:
+        """Keeps records for the next flush; gives their bytes."""
+        _check_records(rows, schema.PADDED)
+        self._pending.append(rows.copy())
+        return int(rows.nbytes)
+
+    def flush(self) -> None:
+        """Write what was appended."""
+        if self._pending:
+            append_table(self._rows, np.concatenate(self._pending))
+            self._pending = []
 
 
 def _check_records(rows: Records, record: np.dtype[np.void]) -> None:

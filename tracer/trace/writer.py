@@ -32,7 +32,7 @@ from drafttrace.tracer.trace.h5create import (
 )
 from drafttrace.tracer.trace.layout import TraceLayout
 from drafttrace.tracer.trace.schema import Records
-from drafttrace.tracer.trace.sides import RankSide, Side, Tensors
+from drafttrace.tracer.trace.sides import PaddingSide, RankSide, Side, Tensors
 
 _REASON_BYTES = 256
 _DATASET_BYTES = 8192  # header, attributes and first chunk of a dataset without rows
@@ -71,12 +71,15 @@ class TraceWriter:
             tensors = len(layout.target) + len(layout.draft) + 4 * len(layout.ranks)
             blocks = sum(map(texts.stored_bytes, (about or {}).values()))
             self._room.take(
-                _DATASET_BYTES * (tensors + len(self._blocks)) + blocks + 8 * len(() if prompt is None else prompt)
+                _DATASET_BYTES * (1 + tensors + len(self._blocks))
+                + blocks
+                + 8 * len(() if prompt is None else prompt)
             )
             _declare(self._file, layout, request_id, prompt)
             texts.declare_blocks(self._file, about or {}, tuple(late))
             self._target = Side(self._file, "target", layout.target, schema.TARGET_ROW)
             self._draft = Side(self._file, "draft", layout.draft, schema.DRAFT_ROW)
+            self._padding = PaddingSide(self._file)
             self._ranks = {rank: RankSide(self._file, rank, layout.hashed) for rank in layout.ranks}
             self._file.swmr_mode = True
         except BaseException as error:
@@ -125,6 +128,11 @@ class TraceWriter:
         with self._writing(rows.nbytes + hashes.nbytes):
             self.bytes_written += self._ranks[rank].append(rows, hashes)
 
+    def append_padding(self, rows: Records) -> None:
+        """Appends PADDED ``rows``: hashes of the first padding row of frames whose batch was padded."""
+        with self._writing(rows.nbytes):
+            self.bytes_written += self._padding.append(rows)
+
     def flush(self) -> None:
         """Makes everything appended so far visible to readers and safe from ``kill -9``."""
         self._flush(last=False)
@@ -132,7 +140,8 @@ class TraceWriter:
     def _flush(self, last: bool) -> None:
         sides = (self._target, self._draft)
         pending = sum(side.pending for side in sides) + sum(rank.pending for rank in self._ranks.values())
-        with self._writing(pending, last):
+        with self._writing(pending + self._padding.pending, last):
+            self._padding.flush()
             for side in sides:
                 side.flush()
             for rank in self._ranks.values():

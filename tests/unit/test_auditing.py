@@ -26,6 +26,7 @@ from drafttrace.tracer.auditing.work import Settings
 from drafttrace.tracer.dumps.registry import Request
 from drafttrace.tracer.errors import DrafttraceError, OutputExists, UnknownFormat
 
+ROOT = Path(__file__).resolve().parents[2]
 SMALL = Shape(tokens=24, width=96)
 
 
@@ -183,6 +184,19 @@ def test_captures_that_cannot_be_told_apart_are_not_guessed(tmp_path: Path) -> N
     found = audit(dump, traces, tmp_path / "audit.sqlite")
     assert (found["unmatched"], found["exit_code"]) == (1, 2)
     assert "2 captures share equally many tokens" in found["problems"][0]["reason"]
+
+
+def test_a_shared_system_prompt_pairs_nobody(tmp_path: Path) -> None:
+    """Sample 6 of tiny-kimi begins with the first eight tokens of sample 0, and was compared with its trace."""
+    traces = tmp_path / "traces"
+    traces.mkdir()
+    (traces / "t.h5").symlink_to(ROOT / "traces/tiny-kimi/fixed.h5")
+    found = audit(ROOT / "pairs/tiny-kimi/dump", traces, tmp_path / "audit.sqlite")
+    assert "template-divergence" not in {finding["id"] for finding in found["findings"]}
+    reasons = dict(rows(tmp_path / "audit.sqlite", "SELECT reference, error FROM samples WHERE status = 'unmatched'"))
+    (sixth,) = [reason for reference, reason in reasons.items() if reference.endswith("data_6.pt")]
+    assert sixth == "every capture that starts with its first tokens shares more of them with another sample"
+    assert found["compared"] == 1 and found["verdicts"] == {"match": 1}
 
 
 def test_thresholds_and_limit(tmp_path: Path) -> None:

@@ -81,8 +81,9 @@ def plan(folder: str, against: str, format_id: str | None, request: Request) -> 
         for ref in dump.refs:
             yield Job(places.of(ref), None, against, _stamp(ref.file))
         return
-    matcher = Matcher(served_side(Path(against), request))
-    for ref, entry in zip(dump.refs, entries(dump), strict=True):
+    known = entries(dump)
+    matcher = Matcher(served_side(Path(against), request), known)
+    for ref, entry in zip(dump.refs, known, strict=True):
         reference = places.of(ref)
         found, problem = matcher.match(entry, lambda ref=ref: sample_tokens(dump, ref), ref.number)  # type: ignore[misc]
         stamp = _stamp(ref.file, *([found.file] if found is not None else []))
@@ -141,9 +142,13 @@ def _hashes_of(entry: Entry) -> frozenset[tuple[int, int]]:
 
 
 class Matcher:
-    """Finds the capture with a sample's tokens: the longest common prefix wins, then the same number."""
+    """Finds the capture with a sample's tokens: the longest common prefix wins, then the same number.
 
-    def __init__(self, served: Sequence[Served]) -> None:
+    A capture belongs to the samples that share most with it: samples of one system prompt all begin alike, and the others
+    of them are not what it was recorded for.
+    """
+
+    def __init__(self, served: Sequence[Served], samples: Sequence[Entry]) -> None:
         if not served:
             raise UnreadableFile("The served side holds no trace that can be read; record one first.")
         self._served = served
@@ -151,16 +156,24 @@ class Matcher:
         for place, one in enumerate(served):
             for key in one.hashes:
                 self._by_hash.setdefault(key, []).append(place)
+        self._most: dict[int, int] = {}  # by place: the longest hashed prefix that some sample shares with it
+        for column, value in {key for sample in samples for key in _hashes_of(sample)}:
+            for place in self._by_hash.get((column, value), ()):
+                self._most[place] = max(column, self._most.get(place, -1))
 
     def match(self, entry: Entry, tokens: Callable[[], Ints], number: int) -> tuple[Served | None, str | None]:
         """The capture, or None and the reason. tokens: of the sample, read only where several captures are alike."""
         if entry.length == 0:
             return None, None  # the sample cannot be read: its job says why
-        mine = _hashes_of(entry)
+        mine, others = _hashes_of(entry), False
         for column in reversed(range(len(LENGTHS))):
-            found = sorted({p for key in mine if key[0] == column for p in self._by_hash.get(key, ())})
+            alike = sorted({p for key in mine if key[0] == column for p in self._by_hash.get(key, ())})
+            found = [place for place in alike if self._most[place] == column]
             if found:
                 return self._best(found, tokens, number)
+            others = others or bool(alike)
+        if others:
+            return None, "every capture that starts with its first tokens shares more of them with another sample"
         return None, "no capture of the served side starts with its tokens"
 
     def _best(self, found: list[int], tokens: Callable[[], Ints], number: int) -> tuple[Served | None, str | None]:

@@ -199,6 +199,12 @@ def test_a_shared_system_prompt_pairs_nobody(tmp_path: Path) -> None:
     assert found["compared"] == 1 and found["verdicts"] == {"match": 1}
 
 
+def test_what_explains_most_stands_first_among_equals(tmp_path: Path) -> None:
+    """The incident's boundary-offset was listed before its slot-shift, by its name."""
+    found = audit(ROOT / "pairs/tiny-kimi/dump", ROOT / "traces/tiny-kimi/as-trained.h5", tmp_path / "audit.sqlite")
+    assert [f["id"] for f in found["findings"]][:2] == ["slot-shift", "boundary-offset"]
+
+
 def test_thresholds_and_limit(tmp_path: Path) -> None:
     dump, traces = make(tmp_path, 3)
     strict = Settings(thresholds=("match=1e-9", "noise=1e-9"))

@@ -112,9 +112,12 @@ def _exit_code(compared: int, verdicts: dict[str, int], failed: int) -> int:
 
 
 def _findings(query: Query, of: int) -> list[FindingCount]:
+    # Among equally frequent ones the order of the reports, which is the one of the rows of a sample: what explains most
+    # stands first.
     counts = query(
-        "SELECT id, severity, COUNT(DISTINCT reference) AS n, AVG(confidence) FROM findings GROUP BY id, severity "
-        "ORDER BY severity = 'fault' DESC, n DESC, id"
+        "SELECT id, severity, COUNT(DISTINCT reference) AS n, AVG(confidence) FROM findings AS told "
+        "GROUP BY id, severity ORDER BY severity = 'fault' DESC, n DESC, "
+        "AVG(rowid - (SELECT MIN(rowid) FROM findings WHERE reference = told.reference)), id"
     )
     found = []
     for name, severity, samples, confidence in counts:

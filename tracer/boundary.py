@@ -9,6 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from drafttrace.tracer.errors import DrafttraceError
+
+
+class WrongWiring(DrafttraceError):
+    """The wiring that was asked for cannot work with this target and draft."""
+
 
 def boundary_name(k: int | None) -> str:
     """``B3`` for 3, ``B0`` for 0, ``?`` where the boundary is not known."""
@@ -37,6 +43,33 @@ def parse_boundary(text: str) -> int:
 def parse_wiring(text: str) -> tuple[int, ...]:
     """The wiring that ``B0,B3,B31`` names. Raises ValueError as :func:`parse_boundary` does."""
     return tuple(parse_boundary(part) for part in text.strip().strip("[]").split(","))
+
+
+def check_wiring(wiring: Sequence[int], *, n: int, hidden: int, width: int | None) -> None:
+    """Raise WrongWiring where a target of ``n`` layers cannot hand over ``wiring``, or a draft cannot read it.
+
+    hidden: how wide a slot is. width: columns of the draft's ``fc``; None where they are not known. A boundary that is
+    not there, one named twice, and slots that do not fill ``fc`` are refused.
+    """
+    name = wiring_name(wiring)
+    beyond = [k for k in wiring if not 0 <= k <= n]
+    if beyond:
+        raise WrongWiring(
+            f"--wiring {name} names B{beyond[0]}, but the target has {n} layers; name boundaries from B0 to B{n}."
+        )
+    twice = [k for i, k in enumerate(wiring) if k in wiring[:i]]
+    if twice:
+        raise WrongWiring(f"--wiring {name} names B{twice[0]} twice; name one boundary per slot, each once.")
+    if width is not None and len(wiring) * hidden != width:
+        if width % hidden:
+            raise WrongWiring(
+                f"--wiring {name} gives slots of {hidden} columns, and the draft's fc with its {width} columns takes no "
+                "whole number of them; give the draft that was trained for this target."
+            )
+        raise WrongWiring(
+            f"--wiring {name} gives {len(wiring)} slots of {hidden} columns, but the draft's fc takes {width} columns; "
+            f"name {width // hidden} boundaries."
+        )
 
 
 def canonical_wiring(n: int) -> tuple[int, int, int]:

@@ -16,29 +16,9 @@ from torch import nn
 
 from drafttrace.hooks.sglang_engine.attach import backbone_of, fc_of, fc_widths, logits_processor_of, watch_boundary
 from drafttrace.hooks.sglang_engine.wiring import layers_to_capture, setter_of
-from drafttrace.tracer.boundary import wiring_name
-from drafttrace.tracer.errors import DrafttraceError
+from drafttrace.tracer.boundary import check_wiring, wiring_name
 
 logger = logging.getLogger("drafttrace")
-
-
-class WrongWiring(DrafttraceError):
-    """The wiring that was asked for cannot work with this target and draft."""
-
-
-def check(wiring: Sequence[int], *, n: int, hidden: int, width: int | None) -> None:
-    """Raise WrongWiring where a boundary does not exist or the slots do not fill ``width`` columns of ``fc``."""
-    name = wiring_name(list(wiring))
-    beyond = [k for k in wiring if not 0 <= k <= n]
-    if beyond:
-        raise WrongWiring(
-            f"--wiring {name} names B{beyond[0]}, but the target has {n} layers; name boundaries from B0 to B{n}."
-        )
-    if width is not None and len(wiring) * hidden != width:
-        raise WrongWiring(
-            f"--wiring {name} gives {len(wiring)} slots of {hidden} columns, but the draft's fc takes {width} columns; "
-            f"name {width // hidden if width % hidden == 0 else f'{width}/{hidden}'} boundaries."
-        )
 
 
 class Override:
@@ -82,7 +62,7 @@ def install(target: Any, draft: Any | None, wiring: Sequence[int], n: int) -> Ov
     hidden = int(target.model_config.hidden_size)
     fc = fc_of(draft.model) if draft is not None else None
     width = None if fc is None else fc_widths(fc)[0]
-    check(wiring, n=n, hidden=hidden, width=width)
+    check_wiring(wiring, n=n, hidden=hidden, width=width)
     made = Override(target.model, wiring, n)
     logger.warning(
         "drafttrace: the target hands over %s (--wiring), whatever the config says", wiring_name(list(wiring))

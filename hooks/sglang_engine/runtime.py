@@ -23,6 +23,7 @@ from drafttrace.hooks.sglang_engine.attach import Taps, argument, backbone_of
 from drafttrace.hooks.sglang_engine.status import hook_report
 from drafttrace.hooks.sglang_engine.versions import SCHEDULER_HOOKS, HookSpec
 from drafttrace.hooks.store import Store
+from drafttrace.tracer.boundary import WrongWiring
 from drafttrace.tracer.capture import Phase
 
 logger = logging.getLogger("drafttrace")
@@ -62,7 +63,7 @@ class SchedulerHooks:
         def aside(*args: Any, **kwargs: Any) -> None:
             try:
                 body(*args, **kwargs)
-            except override.WrongWiring:
+            except WrongWiring:
                 raise
             except Exception as error:
                 self.recorder.fail(spec.name, error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -130,3 +131,13 @@ def test_a_wrong_wiring_is_refused_before_serving(start_server: Callable[..., An
     pair = pairs["tiny-llama"]
     with pytest.raises(ServerDied, match="gives 2 slots"):
         start_server(cpu_args(pair.target, pair.draft), serve=("--wiring", "B0,B3"))
+
+
+def test_the_server_itself_refuses_a_wrong_wiring(
+    start_server: Callable[..., Any], pairs: Any, tmp_path: Path
+) -> None:
+    """`serve` reads folders only; with models from a hub the loaded ones are the first to know."""
+    pair = pairs["tiny-llama"]
+    env = {"DRAFTTRACE": "1", "DRAFTTRACE_DIR": str(tmp_path), "DRAFTTRACE_WIRING": "0,3"}
+    with pytest.raises(ServerDied, match="gives 2 slots"):
+        start_server(cpu_args(pair.target, pair.draft), env=env, serve=None)

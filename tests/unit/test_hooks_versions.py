@@ -11,9 +11,9 @@ import pytest
 
 from drafttrace.hooks.sglang_engine import symbols, wiring
 from drafttrace.hooks.sglang_engine.install import RequestNames
-from drafttrace.hooks.sglang_engine.override import WrongWiring, check
 from drafttrace.hooks.sglang_engine.versions import SCHEDULER_HOOKS, parse_version, unsupported
 from drafttrace.hooks.store import Store
+from drafttrace.tracer.boundary import WrongWiring, check_wiring
 
 
 @pytest.mark.parametrize(
@@ -158,11 +158,16 @@ def test_what_layers_capture() -> None:
 
 
 def test_a_wiring_that_cannot_work_is_refused() -> None:
-    check((0, 3, 31), n=61, hidden=64, width=192)
+    check_wiring((0, 3, 31), n=61, hidden=64, width=192)
     with pytest.raises(WrongWiring, match="names B62"):
-        check((0, 3, 62), n=61, hidden=64, width=192)
+        check_wiring((0, 3, 62), n=61, hidden=64, width=192)
     with pytest.raises(WrongWiring, match="gives 2 slots of 64 columns, but the draft's fc takes 192"):
-        check((0, 3), n=61, hidden=64, width=192)
+        check_wiring((0, 3), n=61, hidden=64, width=192)
+    with pytest.raises(WrongWiring, match="takes no whole number"):
+        check_wiring((0, 3, 31), n=61, hidden=64, width=200)
+    with pytest.raises(WrongWiring, match="names B3 twice"):
+        check_wiring((0, 3, 3), n=61, hidden=64, width=192)
+    check_wiring((0, 61), n=61, hidden=64, width=None)
 
 
 def test_samples_of_n_keep_the_name(tmp_path: Any) -> None:

@@ -53,13 +53,18 @@ def _mib(value: int | None) -> str | None:
     return None if value is None else str(value * MIB)
 
 
-def _normal_wiring(text: str | None) -> str | None:
+def _normal_wiring(text: str | None, sglang_arguments: list[str]) -> str | None:
+    """The wiring as the plugin reads it. Raises DrafttraceError for one that cannot be read or cannot work."""
     if text is None:
         return None
     try:
-        return ",".join(str(k) for k in parse_wiring(text))
+        wiring = parse_wiring(text)
     except ValueError as error:
         raise DrafttraceError(f"The wiring '{text}' cannot be read: {error}.") from None
+    from drafttrace.compare.audit.wanted_wiring import refuse_wrong_wiring
+
+    refuse_wrong_wiring(wiring, sglang_arguments)
+    return ",".join(str(k) for k in wiring)
 
 
 def _exec(arguments: list[str], extra: Mapping[str, str]) -> None:
@@ -105,6 +110,7 @@ def serve(
     """
     if not context.args:
         raise DrafttraceError("There are no SGLang arguments; write them after '--', at least --model-path.")
+    asked = _normal_wiring(wiring, context.args)
     try:
         trace_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -119,7 +125,7 @@ def serve(
         max_dir_mib=max_dir_mib,
         queue_mib=queue_mib,
         all_ranks=all_ranks,
-        wiring=_normal_wiring(wiring),
+        wiring=asked,
     )
     _exec(list(context.args), environment(options))
 

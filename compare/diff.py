@@ -15,12 +15,13 @@ from drafttrace.compare.findings import diagnose
 from drafttrace.compare.findings.tokens import first_difference
 from drafttrace.compare.hypotheses import PER_CHANNEL, Doubles
 from drafttrace.compare.inside import look_inside
-from drafttrace.compare.judge import overall, summary_of
+from drafttrace.compare.judge import MISMATCH, overall, summary_of
 from drafttrace.compare.masks import find_mask_shifts
 from drafttrace.compare.measured import MeasuredSlot, measured_others, measured_slots
 from drafttrace.compare.oddrows import row_facts
 from drafttrace.compare.ranks import RankFacts, RankRows, compare_hashes, find_partial_sum
 from drafttrace.compare.result import EXIT_CODES, Result, SlotResult
+from drafttrace.compare.rope_facts import RopeTrial
 from drafttrace.compare.sample import MIN_ROWS
 from drafttrace.compare.streams import Location, Sides, Wirings, find_shift, locate_all, wirings
 from drafttrace.compare.thresholds import DEFAULT, Noise, Thresholds
@@ -30,6 +31,7 @@ from drafttrace.tracer.errors import NothingToCompare
 
 Decode = Callable[[int], str]
 NormWeights = Callable[[], Mapping[str, Doubles]]
+TryRope = Callable[[], RopeTrial | None]
 NO_WIRINGS = Wirings((), (), None, None, None)
 NO_RANKS = RankFacts()
 
@@ -47,6 +49,7 @@ def diff(
     expected: Expected | None = None,
     marks: ChatMarks | None = None,
     norms: NormWeights = dict,
+    rope: TryRope = lambda: None,
 ) -> Result:
     """Compare a capture with a reference; without one, check the capture against itself.
 
@@ -55,11 +58,12 @@ def diff(
     the other ranks recorded of the same request (``serve --all-ranks``), to find sums that were never added up.
     others: traces of other requests to the same server, to find rows that belong to them. expected: the accept length
     that the draft should reach. marks: the ids of the target's chat template, to see whether a loss mask is moved.
-    norms: reads the norm weights of the served models, called where a gain per channel has to be explained.
+    norms: reads the norm weights of the served models, called where a gain per channel has to be explained. rope: replays
+    the draft with the target's rope base, called where all slots match.
     Raises NothingToCompare where the two cannot belong together: another hidden size, or a side without any state.
     """
     between = compare_hashes(ranks)
-    judging = _Judging(thresholds, noise, decode, expected, marks, norms)
+    judging = _Judging(thresholds, noise, decode, expected, marks, norms, rope)
     if reference is None:
         return _finish(_Work(left, None, None, look_for_copies(left, None, others), ranks=between), judging)
     _check(left, reference)
@@ -117,6 +121,7 @@ class _Judging:
     expected: Expected | None
     marks: ChatMarks | None
     norms: NormWeights
+    rope: TryRope
 
 
 @dataclass(frozen=True)
@@ -206,6 +211,7 @@ def _finish(work: _Work, judging: _Judging) -> Result:
         inside=inside,
         ranks=work.ranks,
         acceptance=acceptance_of(left, reference, judging.expected, inside.fc_state),
+        rope=judging.rope() if work.slots and all(s.verdict != MISMATCH for s in work.slots) else None,
         decode=judging.decode,
     )
     compared = _was_compared(work, facts)

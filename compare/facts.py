@@ -14,6 +14,7 @@ from drafttrace.compare.padding import Leak
 from drafttrace.compare.ranks import RankFacts
 from drafttrace.compare.repeats import Borrowed, Repeat
 from drafttrace.compare.result import Acceptance, SlotResult
+from drafttrace.compare.rope_facts import RopeTrial
 from drafttrace.compare.rowblocks import RowMap
 from drafttrace.compare.thresholds import Noise, Thresholds
 from drafttrace.compare.wiring import Reading
@@ -99,7 +100,8 @@ class Facts:
     atlas: "left" or "reference" where that side's layer sweep located the slots, None where there is no sweep.
     cross: left stream name -> reference stream name -> distance. norm_weight: the final norm's weight ``[H]`` as the
     left side's rows before and after it show it, None where they do not. norm_weights: the norm weights of the served
-    models by name, read where a fitted gain asks for them.
+    models by name, read where a fitted gain asks for them. rope: the draft replayed with the target's rope base, where its
+    config gives another one and the slots are right.
     """
 
     left: Capture
@@ -126,6 +128,7 @@ class Facts:
     inside: InsideFacts
     ranks: RankFacts
     acceptance: Acceptance
+    rope: RopeTrial | None
     decode: Callable[[int], str] | None
 
     @property

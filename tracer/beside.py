@@ -7,17 +7,22 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from drafttrace.tracer.checkpoint import read_json
 from drafttrace.tracer.errors import DrafttraceError
+from drafttrace.tracer.served_paths import served_path
 
 if TYPE_CHECKING:
     from drafttrace.compare.acceptance import Expected
+    from drafttrace.compare.rope_facts import RopeTrial
     from drafttrace.tracer.capture import Capture
     from drafttrace.tracer.chat_marks import ChatMarks
     from drafttrace.tracer.trace.reader import RankHashes
 
+_LARGEST_DRAFT = 8 << 30  # bytes that a diff reads for a replay that nobody asked for
 _RANK = re.compile(r"(.+)_rank\d+")
 
 
@@ -31,6 +36,7 @@ class Beside:
     marks: ChatMarks | None = None
     expected: Expected | None = None
     norms: Callable[[], Mapping[str, Any]] = dict
+    rope: Callable[[], RopeTrial | None] = lambda: None
 
     def arguments(self) -> dict[str, Any]:
         """The keyword arguments."""
@@ -61,6 +67,7 @@ def gather(
         marks=_marks(tokenizer, left, reference),
         expected=_expected(expected, left),
         norms=partial(_norms, left),
+        rope=partial(_rope, left),
     )
 
 
@@ -69,6 +76,36 @@ def _norms(left: Capture) -> Mapping[str, Any]:
     from drafttrace.tracer.norm_weights import served_norms
 
     return served_norms(left)
+
+
+def _rope(left: Capture) -> RopeTrial | None:
+    """The draft replayed with the target's rope base, where its config gives another one and both folders are here.
+
+    Nobody asked for it: what cannot be replayed, or would take long to read, is left alone.
+    """
+    from drafttrace.compare.rope_facts import rope_base
+
+    folders = [Path(path) for role in ("target", "draft") if (path := served_path(left, role)) is not None]
+    if left.draft is None or len(folders) < 2 or not all((folder / "config.json").is_file() for folder in folders):
+        return None
+    try:
+        bases = [rope_base(read_json(folder / "config.json")) for folder in folders]
+        if (
+            None in bases
+            or bases[0] == bases[1]
+            or _size(folders[1]) > _LARGEST_DRAFT
+            or find_spec("torch") is None
+        ):
+            return None
+        from drafttrace.compare.replay.rope_trial import try_target_base
+
+        return try_target_base(left, *folders)
+    except DrafttraceError:
+        return None
+
+
+def _size(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.iterdir() if file.suffix in {".safetensors", ".bin"})
 
 
 def _hashes(left: Capture) -> tuple[RankHashes, ...]:

@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 from drafttrace.compare.facts import Facts
-from drafttrace.compare.findings import conditions, copies, embedding, inside, rows, tokens, tracer, values, wiring
+from drafttrace.compare.findings import (
+    conditions,
+    copies,
+    embedding,
+    inside,
+    rope,
+    rows,
+    tokens,
+    tracer,
+    values,
+    wiring,
+)
 from drafttrace.compare.findings.base import Finder, in_order
 from drafttrace.compare.findings.level import Ending, conclusion, find_unexplained
 from drafttrace.compare.judge import overall
@@ -17,6 +28,7 @@ FINDERS: tuple[Finder, ...] = (
     tokens.find,
     inside.find,
     embedding.find,
+    rope.find,
     conditions.find,
     tracer.find,
 )

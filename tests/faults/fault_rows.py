@@ -10,7 +10,7 @@ from dataclasses import dataclass
 class Row:
     """One line: the fault, where it was put in, the ids that must be found and those that were, with confidences.
 
-    where: the pair. place: ``dump`` or ``server``. command: what named it. reason: why it is not reached, where known.
+    where: the pair. place: ``dump`` or ``server``. command: what named it.
     """
 
     fault: str
@@ -20,7 +20,6 @@ class Row:
     seconds: float
     place: str = "dump"
     command: str = "diff"
-    reason: str = ""
 
     @property
     def reached(self) -> bool:
@@ -34,7 +33,6 @@ class Row:
     def cells(self) -> tuple[str, ...]:
         """The line as text: fault, where, command, expected, found, seconds, reached."""
         found = ", ".join(f"{name} {confidence:.2f}" for name, confidence in self.found) or "nothing"
-        why = f": {self.reason}" if self.reason else ""
         return (
             self.fault,
             f"{self.where}, {self.place}",
@@ -42,7 +40,7 @@ class Row:
             " + ".join(self.expected) or "nothing",
             found,
             f"{self.seconds:.1f}",
-            "yes" if self.reached else f"NOT REACHED{why}",
+            "yes" if self.reached else "NOT REACHED",
         )
 
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+import recording
 from fault_server import FaultServer, diff, drafttrace, dump_of
+
+from drafttrace.tracer.open import open_capture
+from drafttrace.tracer.reference import tokens_of
 
 pytestmark = [pytest.mark.faults, pytest.mark.live, pytest.mark.faults_slow]
 
@@ -89,6 +94,58 @@ def test_a_fault_between_ranks_is_named_first(
     row = ranked.row(fault, [wanted], found, "diff TRACE DUMP --rank-trace")
     fault_row(row)
     assert row.reached and found.code == 1, found.explained
+
+
+# Attention data parallelism, where ranks with fewer rows pad their batches: the one padding that a CPU server has
+
+
+@pytest.fixture
+def padded(start_server: Callable[..., Any], pairs: Any, home: Path) -> FaultServer:
+    """Two attention ranks of the DeepSeek-like pair; SGLang's Llama takes no attention data parallelism."""
+    extra = ["--dp-size", "2", "--enable-dp-attention"]
+    return FaultServer.start(start_server, pairs["tiny-kimi"], home, tp=2, extra=extra)
+
+
+def beside_a_crowd(server: FaultServer, out: Path, *faults: str) -> Path:
+    """A recording on the first attention rank while the second has two requests, so that the first pads its batch."""
+    ids = [int(token) for token in tokens_of(open_capture(str(dump_of(server.pair))))[:30]]
+    running = True
+
+    def busy(seed: int) -> None:
+        while running:
+            server.traced.server.generate(
+                input_ids=ids[seed:],
+                max_new_tokens=40,
+                ignore_eos=True,
+                routed_dp_rank=1,
+                extra_key=f"crowd-{seed}",
+            )
+
+    server.put_in(*faults)
+    with ThreadPoolExecutor(2) as pool:
+        jobs = [pool.submit(busy, seed) for seed in range(2)]
+        try:
+            made = recording.record(server.traced, ids, max_new_tokens=60, ignore_eos=True, routed_dp_rank=0)
+        finally:
+            running = False
+            for job in jobs:
+                job.result()
+            server.put_in()
+    assert made.trace.padding, "the other rank was never the larger one: no batch was padded"
+    out.write_bytes(made.path.read_bytes())
+    return out
+
+
+def test_a_padding_row_in_a_live_rows_place(padded: FaultServer, tmp_path: Path, fault_row: Any) -> None:
+    found = diff(beside_a_crowd(padded, tmp_path / "healthy.h5"), None)
+    row = padded.row("healthy: attention DP 2, padded batches", [], found, "diff TRACE")
+    fault_row(row)
+    assert row.reached and found.code == 0, found.explained
+    found = diff(beside_a_crowd(padded, tmp_path / "t.h5", "padding-row"), None)
+    row = padded.row("a padding row is read for a live one", ["padding-leak"], found, "diff TRACE")
+    fault_row(row)
+    assert row.reached and found.code == 1, found.explained
+    assert found.result["findings"][0]["confidence"] == 0.99  # bit for bit, not inferred
 
 
 def test_two_healthy_ranks_raise_no_alarm(

@@ -44,6 +44,11 @@ class Pass:
             start += int(length)
 
     @property
+    def live(self) -> int:
+        """Rows of a verify pass that belong to a request; the others are padding."""
+        return len(self.batch.rids) * int(self.batch.spec_info.draft_token_num)
+
+    @property
     def prefill(self) -> bool:
         return bool(self.batch.forward_mode.is_extend() and not self.batch.forward_mode.is_target_verify())
 
@@ -144,6 +149,16 @@ def stale_row(states: Slots, here: Pass) -> Slots:
     for state in states:
         state[here.at(12)] = state[here.at(5)]
     return states
+
+
+def padding_row(states: Slots, here: Pass) -> Slots:
+    """In a padded batch, the row behind the live ones is read for the second live one."""
+    if not here.batch.forward_mode.is_target_verify() or len(states[0]) <= here.live:
+        return states
+    changed = [state.clone() for state in states]
+    for state in changed:
+        state[1] = state[here.live]
+    return changed
 
 
 def another_request(states: Slots, here: Pass) -> Slots:
@@ -269,6 +284,7 @@ SLOTS: dict[str, Callable[[Slots, Pass], Slots]] = {
     "stale-rounds": stale_rounds,
     "stale-row": stale_row,
     "another-request": another_request,
+    "padding-row": padding_row,
     "as-fp16": as_fp16,
     "rotation": rotation,
     "scaled": scaled,

@@ -25,12 +25,15 @@ from drafttrace.tracer.capture import Capture
 from drafttrace.tracer.checkpoint import Checkpoint, open_checkpoint
 from drafttrace.tracer.errors import DrafttraceError, UnreadableFile
 
+Wiring = tuple[tuple[int | None, ...], tuple[str, ...]]
+"""The boundary of every slot of a dump, and how each is known."""
+
 
 def check(
     target_dir: Path,
     draft_dir: Path,
     *,
-    dump: Capture | None = None,
+    dump: Capture | Sequence[Capture] | None = None,
     url_health: Mapping[str, Any] | None = None,
     sglang_version: str | None = None,
     hash_weights: bool = False,
@@ -39,19 +42,20 @@ def check(
 ) -> CheckResult:
     """Audit a draft for a target.
 
-    dump: a training dump, whose wiring then counts as the trained one. url_health: the answer of a live server's
+    dump: a training dump, or some of its samples, whose wiring then counts as the trained one. url_health: the answer of a live server's
     ``/drafttrace/health``. sglang_version: audit for that release by the built-in table instead of the installed one.
     hash_weights: read every tensor of the draft whole and hash it. trained: the wiring of training, if the user knows
     it. Raises UnreadableFile for folders that cannot be audited and DrafttraceError for a version that is none.
     """
     began = time.perf_counter()
-    subject, notes, how = gather(target_dir, draft_dir, dump, url_health, sglang_version, trained, algorithm)
+    dumps = [dump] if isinstance(dump, Capture) else list(dump or ())
+    subject, notes, hows = gather(target_dir, draft_dir, dumps, url_health, sglang_version, trained, algorithm)
     reports = tensor_reports(subject, hash_weights)
     vocabulary = vocabulary_map(subject)
     findings = [*wiring_findings(subject), *config_findings(subject)]
     findings += [*weight_findings(subject, reports), *vocabulary_findings(subject, vocabulary)]
-    if dump is not None and how is not None:
-        findings += dump_findings(subject, dump, *how)
+    for one, how in zip(dumps, hows, strict=True):
+        findings += dump_findings(subject, one, *how)
     if url_health is not None:
         findings += server_findings(subject, url_health)
     live = url_health.get("wiring") if url_health is not None else None
@@ -82,13 +86,13 @@ def check(
 def gather(
     target_dir: Path,
     draft_dir: Path,
-    dump: Capture | None = None,
+    dumps: Sequence[Capture] = (),
     health: Mapping[str, Any] | None = None,
     version: str | None = None,
     trained: Sequence[int] | None = None,
     algorithm: str | None = None,
-) -> tuple[Subject, list[str], tuple[tuple[int | None, ...], tuple[str, ...]] | None]:
-    """What is audited, remarks about it, and the dump's wiring with how each boundary of it is known.
+) -> tuple[Subject, list[str], list[Wiring]]:
+    """What is audited, remarks about it, and every dump's wiring with how each boundary of it is known.
 
     Arguments and errors as :func:`check`.
     """
@@ -102,28 +106,53 @@ def gather(
         reader = sglang_reader(target, version)
     except ValueError as error:
         raise DrafttraceError(f"--sglang-version: {error}.") from None
-    how, by, wiring = None, "", tuple(trained) if trained is not None else None
+    by, wiring = "", tuple(trained) if trained is not None else None
     if wiring is not None:
         by = "given by --trained"
-    if dump is not None and dump.format.startswith("drafttrace.trace"):
-        raise DrafttraceError(
-            f"{dump.path} is a trace of a server, not a training dump, so it says what is served and not what was "
-            "trained; give the dump, or compare the two with drafttrace diff."
-        )
-    if dump is not None:
-        how = dump_wiring(dump, target_weights, target.embed_scale)
-        if wiring is None and how[0] and None not in how[0]:
-            wiring, by = tuple(k for k in how[0] if k is not None), f"the dump {Path(dump.path).name}"
-        elif wiring is None:
-            notes.append(
-                f"The dump's slots are {wiring_name(how[0])}: it does not say which boundaries training used, so the "
-                "served wiring was not compared with it (drafttrace diff against a trace finds out by value)."
-            )
+    hows = [_wiring_of(dump, target_weights, target.embed_scale) for dump in dumps]
+    if wiring is None and dumps:
+        wiring, by = _agreed(dumps, hows, notes)
     n = target.layers
     readings: tuple[Convention, ...] = (trainer(draft, n), vllm(draft, n), sglang(draft, n, reader))
     algorithm = algorithm or live_algorithm(health)
     subject = Subject(target, draft, target_weights, weights, reader, readings, wiring, by, algorithm)
-    return subject, notes, how
+    return subject, notes, hows
+
+
+def _wiring_of(dump: Capture, target: Checkpoint | None, scale: float) -> Wiring:
+    if dump.format.startswith("drafttrace.trace"):
+        raise DrafttraceError(
+            f"{dump.path} is a trace of a server, not a training dump, so it says what is served and not what was "
+            "trained; give the dump, or compare the two with drafttrace diff."
+        )
+    return dump_wiring(dump, target, scale)
+
+
+def _agreed(dumps: Sequence[Capture], hows: Sequence[Wiring], notes: list[str]) -> tuple[tuple[int, ...] | None, str]:
+    """The wiring that the samples of a dump agree on, and what says so; None where they do not name one."""
+    name = f"the dump {Path(dumps[0].path).name}"
+    if len(dumps) > 1:
+        one_file = len({dump.path for dump in dumps}) == 1
+        names = [f"#{dump.sample}" if one_file else Path(dump.path).name for dump in dumps]
+        name = f"samples {', '.join(names)} of the dump"
+        notes.append(f"{name[:1].upper()}{name[1:]} were read; --dump PATH#i reads another one.")
+    read = {how[0] for how in hows}
+    if len(read) > 1:
+        shown = " and ".join(sorted(wiring_name(one) for one in read))
+        notes.append(
+            f"The samples of the dump do not agree on its slots: {shown}. The served wiring was not compared with it; look at "
+            "one of them with --dump PATH#i."
+        )
+        return None, ""
+    (found,) = read
+    known = tuple(k for k in found if k is not None)
+    if found and len(known) == len(found):
+        return known, name
+    notes.append(
+        f"The dump's slots are {wiring_name(found)}: it does not say which boundaries training used, so the served wiring was "
+        "not compared with it (drafttrace diff against a trace finds out by value)."
+    )
+    return None, ""
 
 
 def _target_weights(folder: Path, notes: list[str]) -> Checkpoint | None:

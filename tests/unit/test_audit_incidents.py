@@ -516,6 +516,25 @@ def test_a_dump_decides_by_value_before_it_is_believed(tmp_path: Path) -> None:
     assert "slot-count" in {f.id for f in found.findings}
 
 
+def test_samples_of_a_dump_decide_where_they_agree(tmp_path: Path) -> None:
+    """A folder of several samples was asked for a number, though they all say the same."""
+    target = write_target(tmp_path / "target")
+    draft = write_draft(tmp_path / "draft", specforge(CANONICAL))
+    tokens = np.arange(40, dtype=np.int64)
+    embedding = target_tensors()["model.embed_tokens.weight"].float().numpy()[tokens]
+    noise = np.random.default_rng(0).normal(size=(3, 40, HIDDEN))
+    found = [dump_of([embedding, noise[0], noise[1]], tokens, [2, 16, 29]) for _ in range(3)]
+    names = [dataclasses.replace(one, path=f"dump/data_{k}.pt", sample=k) for k, one in enumerate(found)]
+    result = check(target, draft, sglang_version="0.5.23", dump=names)
+    assert result.wanted == (0, 16, 29)
+    assert result.wanted_by == "samples data_0.pt, data_1.pt, data_2.pt of the dump"
+    assert len([f for f in result.findings if "by value it is [B0]" in f.summary]) == 1  # said once, not per sample
+    assert any("--dump PATH#i" in line for line in result.notes)
+    other = dataclasses.replace(dump_of([*noise], tokens, [2, 16, 29]), path="dump/data_9.pt", sample=9)
+    apart = check(target, draft, sglang_version="0.5.23", dump=[names[0], other])
+    assert apart.wanted is None and any("[B0, B16, B29] and [B2, B16, B29]" in line for line in apart.notes)
+
+
 def test_a_trace_is_no_training_dump(tmp_path: Path) -> None:
     target, draft = write_target(tmp_path / "target"), write_draft(tmp_path / "draft", specforge(CANONICAL))
     tokens = np.arange(9, dtype=np.int64)

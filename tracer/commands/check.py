@@ -27,7 +27,7 @@ def check(
     ] = None,
     dump: Annotated[
         str | None,
-        typer.Option("--dump", metavar="FILE[#i]", help="A training dump: its wiring is the one wanted."),
+        typer.Option("--dump", metavar="FILE[#i]", help="A training dump (a few of its samples): its wiring is the one wanted."),
     ] = None,
     trained: Annotated[
         str | None, typer.Option("--trained", metavar="B0,B3,B31", help="The wiring of training, if you know it.")
@@ -61,6 +61,7 @@ def check(
     from drafttrace.compare.audit import render
     from drafttrace.compare.audit.check import check as audit
     from drafttrace.compare.audit.fix import fix
+    from drafttrace.tracer.few_samples import open_few
     from drafttrace.tracer.open import open_capture
     from drafttrace.tracer.served_paths import folder_of
 
@@ -70,7 +71,7 @@ def check(
     found = audit(
         target,
         draft,
-        dump=None if dump is None else open_capture(dump),
+        dump=None if dump is None else open_few(dump),
         url_health=health,
         sglang_version=sglang_version,
         hash_weights=hash_weights,

@@ -194,7 +194,7 @@ _ENTRIES = (
     _cause(
         "rope-mismatch",
         "Rotary embeddings are parametrised otherwise than in training.",
-        "Draft and target config differ in rope_theta or rope_scaling; replayed with the target's base, the draft predicts clearly better.",
+        "The configs differ in rope_theta or rope_scaling; replayed with the target's base, the draft predicts better.",
         "Give the draft's config the rope parameters of training.",
         "speculators#574",
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import sys
@@ -13,6 +14,7 @@ import typer
 from drafttrace.tracer import log
 from drafttrace.tracer.commands.common import Verbose, examples
 from drafttrace.tracer.errors import DrafttraceError
+from drafttrace.tracer.plain_options import command_of
 from drafttrace.tracer.terminal import prepare_streams
 
 # Every command is the module of that name in tracer/commands. The order in which help shows them; that of the panels
@@ -34,6 +36,8 @@ COMMANDS = (
     "reference",
     "convert",
 )
+# Commands that are over in a second: looking for garbage in what was just imported is a tenth of them.
+_SHORT = {"diff", "inspect", "report"}
 
 
 def build(names: Sequence[str] = COMMANDS) -> typer.Typer:
@@ -120,8 +124,11 @@ def _fail(sentence: str) -> NoReturn:
 def main() -> None:
     """Entry point: 0 match / fine, 1 mismatch / problem found, 2 could not compare, bad input, usage."""
     prepare_streams()
+    names = _named(sys.argv[1:])
+    if names is COMMANDS or _SHORT.issuperset(names):
+        gc.disable()
     try:
-        (globals().get("app") or build(_named(sys.argv[1:])))()
+        command_of(globals().get("app") or build(names))()
     except DrafttraceError as error:
         _fail(str(error))
     except BrokenPipeError:  # the reader of our output (head, less) went away

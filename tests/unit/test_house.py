@@ -123,7 +123,7 @@ CHEAP_PATHS = [
 ]
 HEAVY = {
     "torch", "transformers", "sglang", "numba", "llvmlite", "scipy", "pandas", "polars", "pyarrow", "datasets",
-    "matplotlib", "ray", "safetensors", "requests",
+    "matplotlib", "ray", "safetensors", "requests", "pydantic",
 }  # fmt: skip
 
 

@@ -42,10 +42,10 @@ def check(
 ) -> CheckResult:
     """Audit a draft for a target.
 
-    dump: a training dump, or some of its samples, whose wiring then counts as the trained one. url_health: the answer of a live server's
-    ``/drafttrace/health``. sglang_version: audit for that release by the built-in table instead of the installed one.
-    hash_weights: read every tensor of the draft whole and hash it. trained: the wiring of training, if the user knows
-    it. Raises UnreadableFile for folders that cannot be audited and DrafttraceError for a version that is none.
+    dump: a training dump, or some of its samples, whose wiring then counts as the trained one. url_health: the answer of
+    a live server's ``/drafttrace/health``. sglang_version: audit for that release by the built-in table instead of the
+    installed one. hash_weights: read every tensor of the draft whole and hash it. trained: the wiring of training, if the
+    user knows it. Raises UnreadableFile for folders that cannot be audited and DrafttraceError for a version that is none.
     """
     began = time.perf_counter()
     dumps = [dump] if isinstance(dump, Capture) else list(dump or ())
@@ -128,7 +128,9 @@ def _wiring_of(dump: Capture, target: Checkpoint | None, scale: float) -> Wiring
     return dump_wiring(dump, target, scale)
 
 
-def _agreed(dumps: Sequence[Capture], hows: Sequence[Wiring], notes: list[str]) -> tuple[tuple[int, ...] | None, str]:
+def _agreed(
+    dumps: Sequence[Capture], hows: Sequence[Wiring], notes: list[str]
+) -> tuple[tuple[int, ...] | None, str]:
     """The wiring that the samples of a dump agree on, and what says so; None where they do not name one."""
     name = f"the dump {Path(dumps[0].path).name}"
     if len(dumps) > 1:
@@ -140,8 +142,8 @@ def _agreed(dumps: Sequence[Capture], hows: Sequence[Wiring], notes: list[str]) 
     if len(read) > 1:
         shown = " and ".join(sorted(wiring_name(one) for one in read))
         notes.append(
-            f"The samples of the dump do not agree on its slots: {shown}. The served wiring was not compared with it; look at "
-            "one of them with --dump PATH#i."
+            f"The samples of the dump do not agree on its slots: {shown}. The served wiring was not compared with it; "
+            "look at one of them with --dump PATH#i."
         )
         return None, ""
     (found,) = read
@@ -149,8 +151,8 @@ def _agreed(dumps: Sequence[Capture], hows: Sequence[Wiring], notes: list[str]) 
     if found and len(known) == len(found):
         return known, name
     notes.append(
-        f"The dump's slots are {wiring_name(found)}: it does not say which boundaries training used, so the served wiring was "
-        "not compared with it (drafttrace diff against a trace finds out by value)."
+        f"The dump's slots are {wiring_name(found)}: it does not say which boundaries training used, so the served "
+        "wiring was not compared with it (drafttrace diff against a trace finds out by value)."
     )
     return None, ""
 

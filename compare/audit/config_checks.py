@@ -94,6 +94,30 @@ def _fc(subject: Subject) -> Iterator[Finding]:
             {"num_aux_hidden_states": draft.num_aux, "fc_slots": slots},
         )
     yield from _skipped_fc(subject, shape)
+    yield from _graph_buffer(subject)
+
+
+def _graph_buffer(subject: Subject) -> Iterator[Finding]:
+    """Under CUDA graphs the draft reads the slots from a buffer whose width comes from the draft's config alone.
+
+    SGLang's ``get_draft_input_from_target_hidden_dim`` counts ``num_aux_hidden_states``, else the ids (those at the top
+    level, too), else 3. Where that is not what the target hands over, the copy into the buffer is skipped in silence.
+    """
+    draft, target = subject.draft, subject.target
+    listed = draft.layer_ids or next(iter(draft.other_ids), None)
+    slots = draft.num_aux or (len(listed.ids) if listed is not None else 3)
+    served = subject.served.wiring or ()
+    buffer, handed = slots * draft.slot_width, len(served) * target.hidden_size
+    if draft.use_aux and served and buffer != handed:
+        yield note(
+            "stale-rows",
+            0.7,
+            f"Under CUDA graphs the draft would read a buffer of {buffer} columns ({slots} slots of {draft.slot_width}), "
+            f"the target hands over {handed}: SGLang then skips the copy without a word and the draft runs on old rows.",
+            "Make the two agree as said above; until then start the server without CUDA graphs "
+            "(--disable-cuda-graph), which turns the silence into an error.",
+            {"buffer": buffer, "handed": handed, "slots": slots},
+        )
 
 
 def _skipped_fc(subject: Subject, shape: tuple[int, ...]) -> Iterator[Finding]:
@@ -320,8 +344,22 @@ def _token_table(path: Path) -> dict[str, int]:
     return found
 
 
+_STORED = {"BF16": "bfloat16", "F16": "float16"}
+
+
 def _formats(subject: Subject) -> Iterator[Finding]:
     draft, target = subject.draft.dtype, subject.target.dtype
+    weights = subject.draft_weights
+    stored = _STORED.get(weights.info("fc.weight").dtype) if "fc.weight" in weights else None
+    if stored is not None and draft in _STORED.values() and stored != draft:
+        yield note(
+            "dtype-reinterpretation",
+            0.5,
+            f"The draft's config says {draft}, and '{weights.names['fc.weight']}' in {weights.info('fc.weight').file.name} "
+            f"is stored as {stored}.",
+            f'"torch_dtype": "{stored}"; look that nothing between training and export took one for the other.',
+            {"config": draft, "stored": stored},
+        )
     if draft and target and draft != target:
         yield note(
             "quantization-noise",

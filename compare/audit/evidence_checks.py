@@ -110,6 +110,16 @@ def server_findings(subject: Subject, health: Mapping[str, Any]) -> Iterator[Fin
             f"Restart the server with this config: {wiring_remedy(subject, wanted)}",
             {"live": list(live), "expected": list(wanted), "source": source},
         )
+    reverted = block.get("reverted_pr") if isinstance(block, dict) else None
+    if reverted is not None:
+        yield fault(
+            "unexplained",
+            0.9,
+            f"The live server runs with SGLANG_DEBUG_REVERT_PR={reverted}, which puts the bug back that this pull request "
+            "of SGLang fixed.",
+            "Unset SGLANG_DEBUG_REVERT_PR where the server is started, and restart it.",
+            {"reverted_pr": reverted},
+        )
     version = health.get("sglang_version")
     if isinstance(version, str) and subject.reader is not None and version != subject.reader.version:
         yield note(

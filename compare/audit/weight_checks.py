@@ -18,11 +18,15 @@ from drafttrace.tracer.rows import Floats
 
 SAMPLE = 1 << 18
 """Elements of a large tensor that are looked at when hashing is off."""
+NOT_FINITE, ALL_ZERO, ALL_ONE = "not finite", "all zero", "all one"
 
 
 @dataclass(frozen=True)
 class TensorReport:
-    """One stored tensor: its canonical name, format, shape, use and state. ``sha256`` only where hashing is on."""
+    """One stored tensor: its canonical name, format, shape, state and the file that holds it.
+
+    sha256: only where hashing is on. broken: values looked at that are not finite; first_broken: where the first one is.
+    """
 
     name: str
     stored_as: str
@@ -30,6 +34,9 @@ class TensorReport:
     shape: tuple[int, ...]
     state: str
     sha256: str | None
+    file: str
+    broken: int = 0
+    first_broken: tuple[int, ...] | None = None
 
 
 def tensor_reports(subject: Subject, hash_weights: bool) -> tuple[TensorReport, ...]:
@@ -39,10 +46,19 @@ def tensor_reports(subject: Subject, hash_weights: bool) -> tuple[TensorReport, 
         info = subject.draft_weights.checkpoint.info(stored)
         raw = subject.draft_weights.checkpoint.array(stored)
         digest = hashlib.sha256(np.ascontiguousarray(raw).tobytes()).hexdigest() if hash_weights else None
-        state = "integers"
+        state, broken, first = "integers", 0, None
         if info.float_dtype is not None:
-            state = _state(_sampled(subject.draft_weights.checkpoint, stored, whole=hash_weights))
-        reports.append(TensorReport(name, stored, info.dtype, info.shape, state, digest))
+            values, step = _sampled(subject.draft_weights.checkpoint, stored, whole=hash_weights)
+            state = _state(values)
+            if state == NOT_FINITE:
+                bad = np.argwhere(~np.isfinite(values))
+                broken, first = (
+                    len(bad),
+                    tuple(int(k) * (step if axis == 0 else 1) for axis, k in enumerate(bad[0])),
+                )
+        reports.append(
+            TensorReport(name, stored, info.dtype, info.shape, state, digest, info.file.name, broken, first)
+        )
     return tuple(reports)
 
 
@@ -55,23 +71,23 @@ def weight_findings(subject: Subject, reports: tuple[TensorReport, ...]) -> Iter
     yield from _copies(subject, reports)
 
 
-def _sampled(checkpoint: Checkpoint, stored: str, whole: bool) -> Floats:
-    """The elements of a tensor, or every k-th row of a large one, as float32."""
+def _sampled(checkpoint: Checkpoint, stored: str, whole: bool) -> tuple[Floats, int]:
+    """The elements of a tensor, or every k-th row of a large one, as float32; and k."""
     shape = checkpoint.info(stored).shape
     if whole or int(np.prod(shape)) <= SAMPLE or not shape:
-        return checkpoint.floats(stored)
+        return checkpoint.floats(stored), 1
     rows = max(1, SAMPLE // max(1, int(np.prod(shape[1:]))))
     step = max(1, shape[0] // rows)
-    return checkpoint.floats(stored, slice(None, None, step))
+    return checkpoint.floats(stored, slice(None, None, step)), step
 
 
 def _state(values: Floats) -> str:
     if not np.isfinite(values).all():
-        return "not finite"
+        return NOT_FINITE
     if values.size and not values.any():
-        return "all zero"
+        return ALL_ZERO
     if values.size and (values == 1.0).all():
-        return "all one"
+        return ALL_ONE
     return "alive"
 
 
@@ -86,17 +102,24 @@ def _missing_and_wrong(subject: Subject) -> Iterator[Finding]:
                 0.95,
                 f"The checkpoint has no '{name}' {list(shape)}, which the draft's forward reads; the server runs with "
                 "whatever the memory held, or with ones.",
-                f"Export the checkpoint again with '{name}'.",
+                f"Export the draft again with '{name}' {list(shape)}: copy it from the training run's checkpoint into "
+                f"{_files(subject)}.",
                 {"tensor": name, "shape": list(shape)},
             )
         elif stored == name and subject.draft_weights.shape(name) != shape:
-            found = subject.draft_weights.shape(name) or ()
+            info = subject.draft_weights.info(name)
             yield fault(
                 "weights-missing",
                 0.9,
-                f"'{name}' has the shape {list(found)}, the config asks for {list(shape)}.",
-                "Make config.json and checkpoint come from one training run.",
-                {"tensor": name, "found": list(found), "expected": list(shape)},
+                f"'{info.name}' has the shape {list(info.shape)}, the config asks for {list(shape)}.",
+                f"Put the config.json of the run that wrote {info.file.name} beside it, or export '{info.name}' again as "
+                f"{list(shape)}.",
+                {
+                    "tensor": name,
+                    "file": info.file.name,
+                    "found": list(info.shape),
+                    "expected": list(shape),
+                },
             )
     for first, second in subject.draft_weights.clashes:
         yield fault(
@@ -218,34 +241,45 @@ def _unused(subject: Subject) -> Iterator[Finding]:
         )
 
 
+def _files(subject: Subject) -> str:
+    """Where the draft's tensors are, for a sentence: its file, or how many there are."""
+    checkpoint = subject.draft_weights.checkpoint
+    files = checkpoint.files
+    return files[0].name if len(files) == 1 else f"one of the {len(files)} files of {checkpoint.root}"
+
+
 def _dead(reports: tuple[TensorReport, ...]) -> Iterator[Finding]:
     for report in reports:
-        if report.state == "not finite":
+        evidence = {"tensor": report.stored_as, "file": report.file}
+        if report.state == NOT_FINITE:
             yield fault(
                 "nan-inf",
                 0.95,
-                f"'{report.stored_as}' holds values that are not finite.",
-                "Take an earlier checkpoint of the training run.",
-                {"tensor": report.stored_as},
+                f"'{report.stored_as}' {list(report.shape)} in {report.file} holds NaN or infinity in {report.broken} of "
+                f"the values looked at, the first at {list(report.first_broken or ())}.",
+                f"Replace {report.file} by the same file of an earlier training step in which '{report.stored_as}' is "
+                "finite (drafttrace check --hash on that step's folder reads every value); later steps are spoiled, too.",
+                {**evidence, "values": report.broken, "first": list(report.first_broken or ())},
             )
-        elif (
-            report.state == "all zero" and report.name not in VOCABULARY_MAPS and not report.name.endswith(".bias")
-        ):
+        elif report.state == ALL_ZERO and report.name not in VOCABULARY_MAPS and not report.name.endswith(".bias"):
             yield fault(
                 "weights-missing",
                 0.9,
-                f"'{report.stored_as}' {list(report.shape)} is zero everywhere.",
-                "Export the checkpoint again: the tensor was never filled.",
-                {"tensor": report.stored_as},
+                f"'{report.stored_as}' {list(report.shape)} in {report.file} is zero everywhere.",
+                f"Export '{report.stored_as}' again from the training run's own checkpoint: the one in {report.file} was "
+                "never filled (a sharded parameter saved by one rank looks so).",
+                evidence,
             )
-    ones = [report.stored_as for report in reports if report.state == "all one" and len(report.shape) == 1]
+    ones = [report for report in reports if report.state == ALL_ONE and len(report.shape) == 1]
     if ones:
+        names = [report.stored_as for report in ones]
         yield note(
             "weights-missing",
             0.4,
-            f"{len(ones)} norm weights are exactly one everywhere, such as '{ones[0]}': never trained, or never saved.",
-            "Compare with the training run's own checkpoint.",
-            {"tensors": ones[:20]},
+            f"{len(ones)} norm weights are exactly one everywhere, such as '{names[0]}' in {ones[0].file}: never trained, "
+            "or never saved.",
+            f"Compare '{names[0]}' with the training run's own checkpoint; export it again if that has other values.",
+            {"tensors": names[:20], "file": ones[0].file},
         )
 
 
@@ -267,6 +301,6 @@ def _copies(subject: Subject, reports: tuple[TensorReport, ...]) -> Iterator[Fin
             "weights-replaced",
             0.4,
             "The draft's lm_head is the target's, row for row: fine if training froze it, a lost head if not.",
-            "Compare with the training run's own checkpoint.",
+            f"If training changed the head, export lm_head.weight again into {draft.info('lm_head.weight').file.name}.",
             {"tensor": "lm_head.weight", "rows_compared": len(rows)},
         )

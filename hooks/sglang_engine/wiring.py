@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -96,6 +97,7 @@ def describe(
         source, boundaries = OVERRIDE, list(override)
     else:
         boundaries = boundaries_of(live, n) if live else None
+    reverted = os.environ.get("SGLANG_DEBUG_REVERT_PR", "0")
     return {
         "boundaries": boundaries,
         "layers_to_capture": live,
@@ -108,4 +110,5 @@ def describe(
         "sglang_version": version,
         "last_norm": "post",
         "algorithm": algorithm,
+        **({} if reverted in {"", "0"} else {"reverted_pr": reverted}),
     }

@@ -147,6 +147,27 @@ def draft_tensors(slots: int = 3, slot_width: int = HIDDEN, prefix: str = "midla
     }
 
 
+def mla(ids: list[int], **changes: Any) -> dict[str, Any]:
+    """The key layout of a draft with multi-latent attention, as SGLang's ``kimi_k25_eagle3`` serves it."""
+    dims = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 4}
+    return specforge(ids, **{"architectures": ["Eagle3DeepseekV2ForCausalLM"], **dims, **changes})
+
+
+def mla_tensors() -> dict[str, torch.Tensor]:
+    """Every tensor of a one-layer MLA draft of four heads."""
+    held = {name: t for name, t in draft_tensors().items() if ".self_attn." not in name}
+    shapes = {
+        "q_a_proj": (8, 2 * HIDDEN),
+        "q_a_layernorm": (8,),
+        "q_b_proj": (4 * 8, 8),
+        "kv_a_proj_with_mqa": (8 + 4, 2 * HIDDEN),
+        "kv_a_layernorm": (8,),
+        "kv_b_proj": (4 * 8, 8),
+        "o_proj": (HIDDEN, 4 * 4),
+    }
+    return held | {f"midlayer.self_attn.{name}.weight": torch.rand(shape) for name, shape in shapes.items()}
+
+
 def write_draft(
     folder: Path,
     config: Mapping[str, Any],

@@ -25,6 +25,8 @@ from audit_folders import (
     angelslim,
     draft_tensors,
     kept_tokens,
+    mla,
+    mla_tensors,
     modelopt,
     specforge,
     speculators,
@@ -422,6 +424,73 @@ CASES = [
         "a second layer without hidden_norm", specforge(CANONICAL, num_hidden_layers=2), faults=("weights-missing",)
     ),
     Case("another dtype", specforge(CANONICAL, torch_dtype="float16"), notes=("quantization-noise",)),
+    Case(
+        "weights in the other 16-bit format than the config says",
+        specforge(CANONICAL),
+        notes=("dtype-reinterpretation",),
+        tensors=lambda: {k: v.half() if v.is_floating_point() else v for k, v in draft_tensors().items()},
+    ),
+    # the width of the CUDA-graph buffer, which SGLang reads from the config by yet another rule
+    Case(
+        "the graph buffer counts ids that the target drops",
+        specforge([1, 1, 28]),
+        served=(2, 29),
+        faults=("slot-count",),
+        notes=("stale-rows",),
+        remedy="--disable-cuda-graph",
+    ),
+    Case(
+        "the graph buffer counts ids at the top level, the target does not",
+        speculators([2, 10, 16, 29]),
+        served=(2, 16, 29),
+        faults=("default-wiring", "slot-count", "slot-shift"),
+        notes=("stale-rows",),
+        tensors=lambda: draft_tensors(slots=4),
+    ),
+    # the rest of the public layouts and flags
+    Case(
+        "the old names of the norms per slot",
+        specforge(CANONICAL, use_aux_norm=True),
+        tensors=lambda: {
+            **draft_tensors(),
+            **{f"aux_norm_{place}.weight": torch.rand(HIDDEN) for place in ("low", "mid", "high")},
+        },
+    ),
+    Case(
+        "norms per slot on a release whose MLA class has none",
+        mla(CANONICAL, fc_norm=True),
+        dict(DEEPSEEK_TARGET),
+        "0.5.12",
+        faults=("norm-missing",),
+        tensors=lambda: {**mla_tensors(), **{f"fc_norm.{k}.weight": torch.rand(HIDDEN) for k in range(3)}},
+    ),
+    Case("a healthy MLA draft", mla([1, 29, 57]), dict(DEEPSEEK_TARGET), served=(2, 30, 58), tensors=mla_tensors),
+    Case(
+        "an MLA draft under the Llama class",
+        mla([1, 29, 57], architectures=["DeepseekV3ForCausalLM"]),
+        dict(DEEPSEEK_TARGET),
+        faults=("fc-not-called",),
+        remedy='"architectures": ["Eagle3DeepseekV2ForCausalLM"]',
+        tensors=mla_tensors,
+    ),
+    Case("muP's embedding scale", specforge(CANONICAL), {**LLAMA_TARGET, "scale_emb": 12}, notes=("scale",)),
+    Case(
+        "a draft vocabulary larger than the vocabulary",
+        specforge(CANONICAL, draft_vocab_size=200),
+        faults=("vocab-map-range", "weights-missing"),
+    ),
+    Case(
+        "another end of text than the target's",
+        specforge(CANONICAL, eos_token_id=7),
+        {**LLAMA_TARGET, "eos_token_id": [1, 2]},
+        notes=("template-divergence",),
+    ),
+    Case(
+        "two names for one parameter",
+        specforge(CANONICAL),
+        faults=("weights-replaced",),
+        tensors=lambda: {**draft_tensors(), "layers.0.hidden_norm.weight": torch.rand(HIDDEN)},
+    ),
 ]
 
 
@@ -583,6 +652,56 @@ def test_the_live_server_is_compared_with_the_configs(tmp_path: Path) -> None:
         "fc-not-called"
     }
     assert check(target, draft, url_health={"wiring": None, "sglang_version": "0.5.12"}).sglang_version == "0.5.12"
+
+
+def test_a_server_that_puts_an_old_bug_back_is_told_so(tmp_path: Path) -> None:
+    target = write_target(tmp_path / "target")
+    draft = write_draft(tmp_path / "draft", specforge(CANONICAL))
+    block = {"boundaries": [2, 16, 29], "source": "config", "algorithm": "EAGLE3", "reverted_pr": "27829"}
+    (found,) = check(target, draft, url_health={"sglang_version": "0.5.23", "wiring": block}).faults
+    assert "SGLANG_DEBUG_REVERT_PR=27829" in found.summary and "Unset" in found.remedy
+
+
+def sharded(folder: Path, tensors: dict[str, torch.Tensor]) -> Path:
+    """The draft in two files: fc and the head in the first, everything else in the second."""
+    draft = write_draft(folder, specforge(CANONICAL))
+    (draft / "model.safetensors").unlink()
+    where = {name: f"model-{1 if name in {'fc.weight', 'lm_head.weight'} else 2}.safetensors" for name in tensors}
+    for file in set(where.values()):
+        save_file({name: tensors[name] for name in tensors if where[name] == file}, draft / file)
+    (draft / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+    return draft
+
+
+def test_remedies_for_weights_name_tensor_and_file(tmp_path: Path) -> None:
+    """They were the same sentence for every tensor, "take an earlier checkpoint"."""
+    target = write_target(tmp_path / "target")
+    tensors = poisoned()
+    tensors["fc.weight"] = torch.zeros_like(tensors["fc.weight"])
+    tensors["norm.weight"] = torch.rand(8)
+    del tensors["midlayer.hidden_norm.weight"]
+    found = check(target, sharded(tmp_path / "draft", tensors), sglang_version="0.5.23").faults
+    by_tensor = {str(f.evidence.get("tensor")): f for f in found}
+    nan = by_tensor["midlayer.mlp.up_proj.weight"]
+    assert nan.id == "nan-inf" and "model-2.safetensors" in nan.summary and "[3, 4]" in nan.summary
+    assert "1 of the values" in nan.summary and nan.evidence["first"] == [3, 4]
+    for name, file in (
+        ("midlayer.mlp.up_proj.weight", "model-2.safetensors"),
+        ("fc.weight", "model-1.safetensors"),
+        ("norm.weight", "model-2.safetensors"),
+        ("layers.0.hidden_norm.weight", "one of the 2 files"),
+    ):
+        assert name in by_tensor[name].remedy and file in by_tensor[name].remedy, by_tensor[name].remedy
+
+
+def test_a_broken_row_of_a_large_tensor_is_told_by_its_own_number(tmp_path: Path) -> None:
+    """Large tensors are sampled row by row; a place in the sample is no place in the tensor."""
+    target = write_target(tmp_path / "target")
+    large = torch.zeros(1 << 13, 128)
+    large[4000] = float("inf")
+    draft = write_draft(tmp_path / "draft", specforge(CANONICAL), {**draft_tensors(), "extra.weight": large})
+    (found,) = check(target, draft, sglang_version="0.5.23").faults
+    assert found.id == "nan-inf" and found.evidence["first"] == [4000, 0]
 
 
 def test_a_tokenizer_that_differs_is_named(tmp_path: Path) -> None:

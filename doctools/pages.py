@@ -116,7 +116,18 @@ def formats() -> Iterator[str]:
     yield (
         "Most dumps do not name their layers. Say what you know with `--layer-ids` (in the numbering of the dump's own "
         "project) and `--hidden-size`. A file of no known layout is read with `--slots A,B,C --tokens NAME`, and "
-        "`--last NAME` where it has a last state; `name[i]` picks entry i of a list or of the second axis."
+        "`--last NAME`, `--last-norm pre|post`, `--mask NAME` and `--boundaries B2,B30,B58` where it has them; `name[i]` "
+        "picks entry i of a list or of the second axis. `inspect`, `diff` (of its REFERENCE), `convert`, `replay` and "
+        "`check` (of its `--dump`) take the same options."
+    )
+    yield ""
+    yield "## Large files"
+    yield ""
+    yield (
+        "States are read in blocks of rows, so a 50 GB dump needs no 50 GB of memory. What is compressed as a whole "
+        "(`.gz`, a compressed `.npz`) is inflated once into a temporary file in `$TMPDIR`. What can only be read whole has "
+        "a limit, and the error names another way: a plain pickle that holds its arrays (1 GiB), JSON (512 MiB), a "
+        "compressed chunk of an HDF5 file (256 MiB)."
     )
 
 

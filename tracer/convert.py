@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,9 +34,10 @@ from drafttrace.tracer.convert_sample import (
     refuse_mask,
     refuse_sweep,
 )
-from drafttrace.tracer.dumps.registry import Request
+from drafttrace.tracer.dumps.registry import FieldMap, Request
 from drafttrace.tracer.dumps.tensor import Array
 from drafttrace.tracer.dumps.write_safetensors import SafetensorsWriter
+from drafttrace.tracer.dumps.write_torch import Planned, write_torch
 from drafttrace.tracer.errors import DrafttraceError, OutputExists
 from drafttrace.tracer.open import open_capture
 from drafttrace.tracer.output import refuse_device
@@ -61,6 +62,7 @@ def convert(
     *,
     format: str | None = None,
     sample: int | None = None,
+    mapping: FieldMap | None = None,
     request: Request | None = None,
     lose: Sequence[str] = (),
     mask: str | None = None,
@@ -70,9 +72,10 @@ def convert(
     """Read ``spec`` (``PATH`` or ``PATH#i``) and write it to ``out`` in the layout ``to``.
 
     to: "trace", "safetensors" (what ``drafttrace reference`` writes), "specforge", "speculators-v1" or
-    "speculators". The last two are folders. lose: which of :data:`LOSSES` may be given up. mask: "ones" makes a loss
-    mask where the source has none. target: the target's folder; its final norm turns a last state before the norm
-    into one after it, which SpecForge stores.
+    "speculators". The last two are folders. mapping: the names of the fields of a file of no known
+    layout. lose: which of :data:`LOSSES` may be given up. mask: "ones" makes a loss mask where the source has none.
+    target: the target's folder; its final norm turns a last state before the norm into one after it, which SpecForge
+    stores.
 
     Raises DrafttraceError naming what the layout cannot hold, OutputExists where ``out`` is taken.
     """
@@ -92,7 +95,7 @@ def convert(
         asked = dataclasses.replace(
             asked, hidden_size=asked.hidden_size or shape.hidden_size, layers=asked.layers or shape.layers
         )
-    capture = open_capture(spec, format=format, sample=sample, request=asked)
+    capture = open_capture(spec, format=format, sample=sample, mapping=mapping, request=asked)
     capture.need_real_tokens("train or compare")
     source = one_row_per_token(capture, asked, frozenset(lose), target)
     if source.mask is None and mask == "ones":
@@ -116,7 +119,7 @@ def _to_safetensors(source: Sample, out: Path) -> list[Path]:
         if slot.boundary is None:
             raise DrafttraceError(
                 f"{layout} names the boundary of every slot, and '{capture.path}' does not say that of {slot.name}; say "
-                "it with --layer-ids, or convert to speculators."
+                "it with --layer-ids or --boundaries, or convert to speculators."
             )
         by_boundary[slot.boundary] = slot.rows
     by_boundary |= {
@@ -161,11 +164,13 @@ def _write_stacked(source: Sample, out: Path, parts: Sequence[Rows], metadata: d
         )
     shape = (len(source), len(parts), widths.pop())
     specs = {"hidden_states": (kind, shape), "token_ids": ("int64", (len(source),))}
-    with SafetensorsWriter(out, specs, metadata) as tensors:
+    writer = SafetensorsWriter(out, specs, metadata)
+    with writer as tensors:
         tensors["token_ids"][:] = source.tokens
         for column, part in enumerate(parts):
             for start, stop, block in blocks(source, part):
                 tensors["hidden_states"][start:stop, column] = block
+                writer.wrote((stop - start) * len(parts) * part.width * block.itemsize)
 
 
 def _to_speculators(source: Sample, out: Path) -> list[Path]:
@@ -204,12 +209,13 @@ def _to_v1(source: Sample, out: Path) -> list[Path]:
         config = {"version": "2.0", "format": {"data_format_version": 1}, "hidden_states": {"layer_ids": ids}}
         (out / "data_config.json").write_text(json.dumps(config, indent=1) + "\n", "utf-8")
         written.append(out / "data_config.json")
-    value = {
+    value: dict[str, Planned | list[Planned]] = {
         "input_ids": _ints(source.tokens),
-        "hidden_states": [_tensor(source, part) for part in parts],
+        "hidden_states": [_planned(source, [part]) for part in parts],
         "loss_mask": _ints(mask),
     }
-    return [_save(value, out / "data_0.pt"), *written]
+    write_torch(out / "data_0.pt", value)
+    return [out / "data_0.pt", *written]
 
 
 def _to_specforge(source: Sample, out: Path) -> list[Path]:
@@ -222,17 +228,17 @@ def _to_specforge(source: Sample, out: Path) -> list[Path]:
             f"{layout} holds exactly three slots, and '{source.capture.path}' has {len(slots)} of them; "
             "choose another layout with --to."
         )
-    import torch
-
     mask = need_mask(source, layout)
     last = last_on(source, Norm.POST, layout)
+    one_kind(source, [slot.rows for slot in slots])
     value = {
         "input_ids": _ints(source.tokens),
         "loss_mask": _ints(mask),
-        "aux_hidden_state": torch.cat([_tensor(source, slot.rows) for slot in slots], -1)[None],
-        "hidden_state": _tensor(source, last)[None],
+        "aux_hidden_state": _planned(source, [slot.rows for slot in slots], batched=True),
+        "hidden_state": _planned(source, [last], batched=True),
     }
-    return [_save(value, out)]
+    write_torch(out, value)
+    return [out]
 
 
 def _to_trace(source: Sample, out: Path) -> list[Path]:
@@ -282,37 +288,19 @@ def _make(folder: Path) -> None:
         raise OutputExists(f"The folder '{folder}' cannot be made ({error.strerror}); choose another.") from None
 
 
-def _ints(values: Ints) -> Any:
-    import torch
-
-    return torch.from_numpy(np.ascontiguousarray(values))
+def _ints(values: Ints) -> Planned:
+    return Planned("int64", values.shape, lambda: [values])
 
 
-def _tensor(source: Sample, rows: Rows) -> Any:
-    import torch
+def _planned(source: Sample, parts: Sequence[Rows], *, batched: bool = False) -> Planned:
+    """States side by side ``[L, sum of widths]``, with a batch axis of one before it where it is wanted."""
 
-    whole = np.concatenate([block for _start, _stop, block in blocks(source, rows)])
-    kind = kind_of(rows)
-    if kind in {"bf16", "fp8_e4m3", "fp8_e5m2"}:
-        names = {"bf16": torch.bfloat16, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
-        plain = whole.view(np.int16) if kind == "bf16" else whole
-        return torch.from_numpy(np.ascontiguousarray(plain)).view(names[kind])
-    return torch.from_numpy(np.ascontiguousarray(whole))
+    def pieces() -> Iterator[Array]:
+        for together in zip(*(blocks(source, part) for part in parts), strict=True):
+            yield np.concatenate([block for _start, _stop, block in together], -1)
 
-
-def _save(value: Any, path: Path) -> Path:
-    import torch
-
-    part = path.with_name(f".{path.name}.part")
-    try:
-        torch.save(value, part)
-        part.replace(path)
-    except (OSError, RuntimeError) as error:
-        part.unlink(missing_ok=True)
-        raise OutputExists(
-            f"The output '{path}' cannot be written ({error}); choose a folder with space."
-        ) from None
-    return path
+    shape = (len(source), sum(part.width for part in parts))
+    return Planned(kind_of(parts[0]), (1, *shape) if batched else shape, pieces)
 
 
 _WRITERS: dict[str, Callable[[Sample, Path], list[Path]]] = {

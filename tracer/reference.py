@@ -76,6 +76,7 @@ def tokens_of(capture: Capture) -> Ints:
 
     Raises DrafttraceError where a token is unknown: the target's states of every later token would be wrong.
     """
+    capture.need_real_tokens("run the target")
     tokens = capture.tokens[: capture.valid_length or len(capture.tokens)]
     unknown = np.flatnonzero(tokens < 0)
     if len(tokens) == 0 or len(unknown):
@@ -182,7 +183,7 @@ def _done(path: Path, tokens: Ints, metadata: Mapping[str, str], force: bool) ->
         stored = read_safetensors(path)
         ids = stored.tensors.get("token_ids")
         same = {name: stored.metadata.get(name) for name in metadata} == dict(metadata)
-        if same and ids is not None and np.array_equal(ids.array, tokens):
+        if same and ids is not None and np.array_equal(ids.ints(), tokens):
             return True
     if not force:
         raise OutputExists(

@@ -15,6 +15,7 @@ SLOW = {
     "test_auditing": "processes, and a Ray cluster",
     "test_compare_html": "a browser",
     "test_dump_damage": "every layout, damaged in every way",
+    "test_dump_streaming": "files larger than the memory that may be used",
     "test_hooks_versions": "SGLang is imported",
     "test_pairs_trained": "the trained pairs, forward",
     "test_reference": "a target in transformers",

@@ -147,7 +147,7 @@ def test_the_file_has_the_layout_of_the_vllm_connector(target: Path, tmp_path: P
         states = file.get_tensor("hidden_states")
         assert states.shape == (len(TOKENS), 3, 32)
         assert states.dtype is torch.bfloat16
-    mine = read_safetensors(path).tensors["hidden_states"].array
+    mine = read_safetensors(path).tensors["hidden_states"].read()
     assert np.array_equal(mine.view(np.int16), states.view(torch.int16).numpy())
 
 

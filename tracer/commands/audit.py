@@ -11,7 +11,7 @@ import typer
 
 from drafttrace.tracer import output
 from drafttrace.tracer.commands.common import CAUSE, Json, Quiet, Verbose, examples
-from drafttrace.tracer.commands.reading import HiddenSize, LayerIds, request_of
+from drafttrace.tracer.commands.reading import HiddenSize, LayerIds, parse_ids
 from drafttrace.tracer.errors import DrafttraceError
 
 _SERVER = "Against a server"
@@ -89,7 +89,7 @@ def audit(
     settings = Settings(
         thresholds=bounds,
         hidden_size=hidden_size,
-        layer_ids=request_of(hidden_size, layer_ids).layer_ids,
+        layer_ids=parse_ids(layer_ids),
         max_new_tokens=max_new_tokens,
         token=token,
         api_key=api_key,

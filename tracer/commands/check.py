@@ -12,6 +12,18 @@ from drafttrace.tracer import output
 from drafttrace.tracer.boundary import parse_wiring
 from drafttrace.tracer.client import Client
 from drafttrace.tracer.commands.common import CAUSE, Quiet, Verbose, examples
+from drafttrace.tracer.commands.reading import (
+    PANEL,
+    Boundaries,
+    HiddenSize,
+    LastName,
+    LastNorm,
+    LayerIds,
+    MaskName,
+    SlotNames,
+    TokensName,
+    said,
+)
 from drafttrace.tracer.errors import DrafttraceError
 
 
@@ -27,7 +39,11 @@ def check(
     ] = None,
     dump: Annotated[
         str | None,
-        typer.Option("--dump", metavar="FILE[#i]", help="A training dump (a few of its samples): its wiring is the one wanted."),
+        typer.Option(
+            "--dump",
+            metavar="FILE[#i]",
+            help="A training dump (a few of its samples): its wiring is the one wanted.",
+        ),
     ] = None,
     trained: Annotated[
         str | None, typer.Option("--trained", metavar="B0,B3,B31", help="The wiring of training, if you know it.")
@@ -42,6 +58,17 @@ def check(
     algorithm: Annotated[
         str | None, typer.Option("--algorithm", help="The --speculative-algorithm that will be served with.")
     ] = None,
+    dump_format: Annotated[
+        str | None, typer.Option("--format", help="Read the dump as this format.", rich_help_panel=PANEL)
+    ] = None,
+    hidden_size: HiddenSize = None,
+    layer_ids: LayerIds = None,
+    slots: SlotNames = None,
+    tokens: TokensName = None,
+    last: LastName = None,
+    last_norm: LastNorm = None,
+    mask: MaskName = None,
+    boundaries: Boundaries = None,
     hash_weights: Annotated[
         bool, typer.Option("--hash", help="Read and hash every tensor (slow on large checkpoints).")
     ] = False,
@@ -65,13 +92,16 @@ def check(
     from drafttrace.tracer.open import open_capture
     from drafttrace.tracer.served_paths import folder_of
 
+    told = said(hidden_size, layer_ids, slots, tokens, last, last_norm, mask, boundaries)
     served = [open_capture(trace)] if trace is not None else []
     target, draft = folder_of(target, served, "target"), folder_of(draft, served, "draft")
     health: Mapping[str, Any] | None = Client(url, api_key=api_key).health().raw if url is not None else None
     found = audit(
         target,
         draft,
-        dump=None if dump is None else open_few(dump),
+        dump=None
+        if dump is None
+        else open_few(dump, format=dump_format, mapping=told.mapping, request=told.request),
         url_health=health,
         sglang_version=sglang_version,
         hash_weights=hash_weights,

@@ -10,7 +10,17 @@ import typer
 
 from drafttrace.tracer import output
 from drafttrace.tracer.commands.common import TRAINING, Quiet, Verbose, examples
-from drafttrace.tracer.commands.reading import HiddenSize, LayerIds, request_of
+from drafttrace.tracer.commands.reading import (
+    Boundaries,
+    HiddenSize,
+    LastName,
+    LastNorm,
+    LayerIds,
+    MaskName,
+    SlotNames,
+    TokensName,
+    said,
+)
 
 
 class Layout(StrEnum):
@@ -51,6 +61,12 @@ def convert(
     ] = None,
     hidden_size: HiddenSize = None,
     layer_ids: LayerIds = None,
+    slots: SlotNames = None,
+    tokens: TokensName = None,
+    last: LastName = None,
+    last_norm: LastNorm = None,
+    mask: MaskName = None,
+    boundaries: Boundaries = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing OUT.")] = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -58,13 +74,15 @@ def convert(
     """Write a trace or dump in another layout; what that cannot hold is refused, not dropped."""
     from drafttrace.tracer.convert import convert as write
 
+    dump = said(hidden_size, layer_ids, slots, tokens, last, last_norm, mask, boundaries)
     written = write(
         source,
         out,
         to.value,
         format=format_name,
         sample=sample,
-        request=request_of(hidden_size, layer_ids),
+        mapping=dump.mapping,
+        request=dump.request,
         lose=[loss.value for loss in lose or []],
         mask="ones" if ones else None,
         target=target,

@@ -12,14 +12,16 @@ import typer
 from drafttrace.tracer import output
 from drafttrace.tracer.commands.common import CAUSE, Quiet, Verbose, examples
 from drafttrace.tracer.commands.reading import (
+    Boundaries,
     HiddenSize,
     LastName,
+    LastNorm,
     LayerIds,
+    MaskName,
     Png,
     SlotNames,
     TokensName,
-    mapping_of,
-    request_of,
+    said,
 )
 from drafttrace.tracer.errors import NothingToCompare
 
@@ -170,6 +172,9 @@ def diff(
     slots: SlotNames = None,
     tokens: TokensName = None,
     last: LastName = None,
+    last_norm: LastNorm = None,
+    mask: MaskName = None,
+    boundaries: Boundaries = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
@@ -180,6 +185,7 @@ def diff(
     from drafttrace.tracer.threads import one_blas_thread
 
     one_blas_thread()  # before anything imports numpy, as the readers' options do
+    dump = said(hidden_size, layer_ids, slots, tokens, last, last_norm, mask, boundaries)
     result = compare_paths(
         left,
         reference,
@@ -188,8 +194,8 @@ def diff(
         tokenizer=tokenizer,
         left_format=left_format,
         reference_format=reference_format,
-        mapping=mapping_of(slots, tokens, last),
-        request=request_of(hidden_size, layer_ids),
+        mapping=dump.mapping,
+        request=dump.request,
         rank_traces=tuple(rank_trace or ()),
         others=tuple(others or ()),
         expected=expected,

@@ -10,13 +10,15 @@ import typer
 from drafttrace.tracer import output
 from drafttrace.tracer.commands.common import CAUSE, Json, Quiet, Verbose, examples
 from drafttrace.tracer.commands.reading import (
+    Boundaries,
     HiddenSize,
     LastName,
+    LastNorm,
     LayerIds,
+    MaskName,
     SlotNames,
     TokensName,
-    mapping_of,
-    request_of,
+    said,
 )
 
 
@@ -38,6 +40,9 @@ def inspect(
     slots: SlotNames = None,
     tokens: TokensName = None,
     last: LastName = None,
+    last_norm: LastNorm = None,
+    mask: MaskName = None,
+    boundaries: Boundaries = None,
     json_out: Json = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -46,14 +51,15 @@ def inspect(
     from drafttrace.tracer.inspect_render import render
     from drafttrace.tracer.inspecting import inspect_capture
 
+    dump = said(hidden_size, layer_ids, slots, tokens, last, last_norm, mask, boundaries)
     found = inspect_capture(
         file,
         target=target,
         tokenizer=tokenizer,
         format=format_name,
         sample=sample,
-        mapping=mapping_of(slots, tokens, last),
-        request=request_of(hidden_size, layer_ids),
+        mapping=dump.mapping,
+        request=dump.request,
     )
     output.emit(json_out, found.to_json, lambda: render(found, output.console()), quiet=quiet)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -45,30 +46,86 @@ LastName = Annotated[
 ]
 
 
+LastNorm = Annotated[
+    str | None,
+    typer.Option(
+        "--last-norm",
+        metavar="pre|post|unknown",
+        help="Whether the field of --last stands before or after the final norm.",
+        rich_help_panel=PANEL,
+    ),
+]
+MaskName = Annotated[
+    str | None,
+    typer.Option("--mask", metavar="NAME", help="The field that holds the loss mask.", rich_help_panel=PANEL),
+]
+Boundaries = Annotated[
+    str | None,
+    typer.Option(
+        "--boundaries",
+        metavar="B2,B30,B58",
+        help="The boundaries of the slots that --slots names.",
+        rich_help_panel=PANEL,
+    ),
+]
+
+
 Png = Annotated[Path | None, typer.Option("--png", help="One picture of the plots (needs matplotlib).")]
 
 
-def request_of(hidden_size: int | None, layer_ids: str | None) -> Request:
-    """The reader's request from the options."""
+@dataclass(frozen=True)
+class Said:
+    """What a user says of a dump. mapping: the names of its fields, None for a file of a known layout."""
+
+    mapping: FieldMap | None
+    request: Request
+
+
+def said(
+    hidden_size: int | None,
+    layer_ids: str | None,
+    slots: str | None,
+    tokens: str | None,
+    last: str | None,
+    last_norm: str | None,
+    mask: str | None,
+    boundaries: str | None,
+) -> Said:
+    """The options of this module, as readers take them. Raises DrafttraceError for what does not fit together."""
     from drafttrace.tracer.dumps.registry import Request
 
-    return Request(hidden_size=hidden_size, layer_ids=None if layer_ids is None else _ids(layer_ids))
+    mapping = _mapping(slots, tokens, last, last_norm, mask, boundaries)
+    return Said(mapping, Request(hidden_size=hidden_size, layer_ids=parse_ids(layer_ids)))
 
 
-def mapping_of(slots: str | None, tokens: str | None, last: str | None) -> FieldMap | None:
-    """The field map from the options; None where none was given."""
-    if slots is None and tokens is None and last is None:
+def _mapping(
+    slots: str | None,
+    tokens: str | None,
+    last: str | None,
+    last_norm: str | None,
+    mask: str | None,
+    boundaries: str | None,
+) -> FieldMap | None:
+    more = {"--last": last, "--last-norm": last_norm, "--mask": mask, "--boundaries": boundaries}
+    given = [name for name, value in more.items() if value is not None]
+    if slots is None and tokens is None and not given:
         return None
     if slots is None or tokens is None:
+        what = f"{given[0]} says more of a file of no known layout, which" if given else "A file of no known layout"
+        raise DrafttraceError(f"{what} needs both --slots and --tokens; give the names of its fields.")
+    if last_norm is not None and last is None:
         raise DrafttraceError(
-            "A file of no known layout needs both --slots and --tokens; give the names of its fields."
+            f"--last-norm {last_norm} says something of a last state that is not named; give --last NAME."
         )
-    from drafttrace.tracer.dumps.registry import FieldMap
+    from drafttrace.tracer.dumps.from_mapping import parse_fields
 
-    return FieldMap(slots=tuple(name.strip() for name in slots.split(",")), tokens=tokens, last=last)
+    return parse_fields(slots, tokens, last, last_norm=last_norm or "unknown", mask=mask, boundaries=boundaries)
 
 
-def _ids(text: str) -> tuple[int, ...]:
+def parse_ids(text: str | None) -> tuple[int, ...] | None:
+    """Layer ids as numbers, in any project's numbering. Raises DrafttraceError for what are none."""
+    if text is None:
+        return None
     try:
         return tuple(int(part) for part in text.strip("[] ").split(","))
     except ValueError:

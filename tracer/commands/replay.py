@@ -12,13 +12,15 @@ from drafttrace.tracer.boundary import parse_wiring
 from drafttrace.tracer.commands.common import CAUSE, Quiet, Verbose, examples
 from drafttrace.tracer.commands.reading import (
     PANEL,
+    Boundaries,
     HiddenSize,
     LastName,
+    LastNorm,
     LayerIds,
+    MaskName,
     SlotNames,
     TokensName,
-    mapping_of,
-    request_of,
+    said,
 )
 from drafttrace.tracer.errors import DrafttraceError
 
@@ -98,6 +100,9 @@ def replay(
     slots: SlotNames = None,
     tokens: TokensName = None,
     last: LastName = None,
+    last_norm: LastNorm = None,
+    mask: MaskName = None,
+    boundaries: Boundaries = None,
     markdown: Annotated[Path | None, typer.Option("--md", help="A report to paste into an issue.")] = None,
     json_out: Annotated[str | None, typer.Option("--json", metavar="FILE|-", help="The machine form.")] = None,
     quiet: Quiet = False,
@@ -111,12 +116,13 @@ def replay(
     from drafttrace.compare.replay.run import replay as run
     from drafttrace.tracer.served_paths import folder_of
 
+    dump = said(hidden_size, layer_ids, slots, tokens, last, last_norm, mask, boundaries)
     captures = _captures(
         capture,
         every=every,
         format=format_,
-        mapping=mapping_of(slots, tokens, last),
-        request=request_of(hidden_size, layer_ids),
+        mapping=dump.mapping,
+        request=dump.request,
     )
     with output.status("the draft runs", quiet=quiet):
         found = run(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from drafttrace.tracer.capture import Ints
+from drafttrace.tracer.dumps.arrow_stream import Batch, batches_of
 from drafttrace.tracer.errors import DrafttraceError
 
 _NUMBER = re.compile(r"(\d+)$")
@@ -37,7 +39,7 @@ def mask_for(sample: Path, tokens: Ints) -> tuple[Ints | None, Path | None, str]
     try:
         number = _NUMBER.search(sample.stem)
         mask, where = _find(folder, tokens, int(number[1]) if number else -1)
-    except (pa.ArrowException, OSError, KeyError, ValueError, TypeError) as error:
+    except (pa.ArrowException, DrafttraceError, OSError, KeyError, ValueError, TypeError) as error:
         return None, folder, f"no loss mask: the Arrow table cannot be read ({type(error).__name__})"
     if mask is None:
         return None, folder, "no loss mask: no row of the Arrow table has the token ids of this file"
@@ -57,17 +59,39 @@ def _listed(folder: Path, _modified: int) -> tuple[Path, ...]:
 
 
 def _find(folder: Path, tokens: Ints, number: int) -> tuple[Ints | None, int]:
+    """The mask and number of the row with these tokens. Batches are read one by one, that of row ``number`` first."""
     batches = _table(folder)
-    lengths = [batch.num_rows for batch in batches]
-    starts = np.concatenate([[0], np.cumsum(lengths)])
-    order = [number] if 0 <= number < starts[-1] else []
-    for row in [*order, *range(int(starts[-1]))]:
-        part = int(np.searchsorted(starts, row, side="right")) - 1
-        batch, local = batches[part], row - int(starts[part])
-        ids = batch.column("input_ids")[local].values
-        if ids is not None and len(ids) == len(tokens) and np.array_equal(_numbers(ids), tokens):
-            return _numbers(batch.column("loss_mask")[local].values).astype(np.int64), row
+    starts = np.concatenate([[0], np.cumsum([batch.rows for batch in batches])]).tolist()
+    if 0 <= number < starts[-1]:
+        part = int(np.searchsorted(starts, number, side="right")) - 1
+        found = _mask_in(batches[part], tokens, [number - starts[part]])
+        if found is not None:
+            return found[0], number
+    for part, batch in enumerate(batches):
+        found = _mask_in(batch, tokens, range(batch.rows))
+        if found is not None:
+            return found[0], starts[part] + found[1]
     return None, -1
+
+
+def _mask_in(batch: Batch, tokens: Ints, rows: Iterable[int]) -> tuple[Ints, int] | None:
+    columns = _columns(batch)
+    ids, masks = columns.column("input_ids"), columns.column("loss_mask")
+    for row in rows:
+        held = ids[row].values
+        if held is not None and len(held) == len(tokens) and np.array_equal(_numbers(held), tokens):
+            return _numbers(masks[row].values).astype(np.int64), row
+    return None
+
+
+@lru_cache(maxsize=2)
+def _columns(batch: Batch) -> Any:
+    """Both columns of a batch. Arrow aborts the process where it follows damaged offsets, so they are checked first."""
+    columns = batch.read().select(["input_ids", "loss_mask"])
+    columns.validate(full=True)
+    if columns.num_rows != batch.rows:
+        raise ValueError("a batch has another number of rows than its head says")
+    return columns
 
 
 def _numbers(values: Any) -> npt.NDArray[Any]:
@@ -79,34 +103,16 @@ def _numbers(values: Any) -> npt.NDArray[Any]:
     return flat[values.offset : values.offset + len(values)]
 
 
-def _table(folder: Path) -> list[Any]:
-    """The record batches of every ``*.arrow`` of the folder, memory-mapped, checked before anyone looks inside.
-
-    Arrow aborts the process where it follows damaged offsets, so both columns are validated first.
-    """
+def _table(folder: Path) -> list[Batch]:
+    """The record batches of every ``*.arrow`` of the folder; nothing of their content is read yet."""
     files = _arrow_files(folder)
     stamps = tuple((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files)
     return _batches(stamps)
 
 
 @lru_cache(maxsize=4)
-def _batches(stamps: tuple[tuple[str, int, int], ...]) -> list[Any]:
-    import pyarrow as pa
-
-    batches: list[Any] = []
-    for name, _size, _modified in stamps:
-        source = pa.memory_map(name)
-        try:
-            found = list(pa.ipc.open_stream(source))  # what `datasets` writes
-        except pa.ArrowInvalid:
-            source.seek(0)
-            file = pa.ipc.open_file(source)
-            found = [file.get_batch(k) for k in range(file.num_record_batches)]
-        for batch in found:
-            wanted = batch.select(["input_ids", "loss_mask"])
-            wanted.validate(full=True)
-            batches.append(wanted)
-    return batches
+def _batches(stamps: tuple[tuple[str, int, int], ...]) -> list[Batch]:
+    return [batch for name, _size, _modified in stamps for batch in batches_of(Path(name))]
 
 
 def write_table(folder: Path, tokens: Ints, mask: Ints) -> list[Path]:

@@ -37,15 +37,15 @@ def field(document: Document, name: str, value: Any = None) -> Tensor:
 
 def unbatched(tensor: Tensor, name: str, path: Path, ndim: int) -> Tensor:
     """The tensor without a leading batch axis of one. Raises UnreadableFile for other shapes."""
-    array = tensor.array
-    while array.ndim > ndim and array.shape[0] == 1:
-        array = array[0]
-    if array.ndim != ndim:
+    found = tensor
+    while found.ndim > ndim and found.shape[0] == 1:
+        found = found.pick(0, 0)
+    if found.ndim != ndim:
         raise UnreadableFile(
             f"The field '{name}' of '{path}' has the shape {list(tensor.shape)} where {ndim} axes are expected; "
             "dump one sample per file."
         )
-    return tensor.with_array(array)
+    return found
 
 
 def rows(tensor: Tensor, name: str, path: Path, scales: Floats | None = None) -> StoredRows:
@@ -60,7 +60,7 @@ def rows(tensor: Tensor, name: str, path: Path, scales: Floats | None = None) ->
         raise UnreadableFile(
             f"The field '{name}' of '{path}' is empty (shape {list(tensor.shape)}); dump it again."
         )
-    return StoredRows(flat.array, kind, flat.file, scales)
+    return StoredRows(flat, kind, scales)
 
 
 def axis_slots(tensor: Tensor, name: str, path: Path, axis: int, scales: Floats | None = None) -> list[StoredRows]:
@@ -70,15 +70,14 @@ def axis_slots(tensor: Tensor, name: str, path: Path, axis: int, scales: Floats 
         raise UnreadableFile(
             f"The field '{name}' of '{path}' has the shape {list(tensor.shape)}; 3 axes are expected."
         )
-    slots = np.moveaxis(cube.array, axis, 0)
-    parts = [cube.with_array(slots[k]) for k in range(len(slots))]
+    parts = [cube.pick(axis, k) for k in range(cube.shape[axis])]
     return [rows(part, f"{name}[{k}]", path, scales) for k, part in enumerate(parts)]
 
 
 def side_by_side(
     tensor: Tensor, name: str, path: Path, request: Request, hidden_size: int | None
 ) -> list[StoredRows]:
-    """A ``[L, K * H]`` matrix as K slots, without a copy.
+    """A ``[L, K * H]`` matrix as K slots.
 
     hidden_size: H as the file itself shows it, else ``request.hidden_size``. Raises NeedsHiddenSize where neither
     is known, UnreadableFile where H does not divide the width.
@@ -99,7 +98,7 @@ def side_by_side(
         )
     flat = unbatched(tensor, name, path, 2)
     cuts = range(0, whole.width, width)
-    return [rows(flat.with_array(flat.array[:, k : k + width]), name, path) for k in cuts]
+    return [rows(flat.cut(1, k, k + width), name, path) for k in cuts]
 
 
 def token_ids(tensor: Tensor, name: str, path: Path) -> Ints:
@@ -126,7 +125,8 @@ def mask_of(value: Any, path: Path, name: str = "loss_mask") -> Ints | None:
     """A loss mask ``[L]``; None where there is none."""
     if not isinstance(value, Tensor):
         return None
-    flat = value.with_array(value.array.reshape(-1)) if 1 in value.shape[1:] else unbatched(value, name, path, 1)
+    column = 1 in value.shape[1:]
+    flat = Tensor.held(value.read().reshape(-1), value.kind) if column else unbatched(value, name, path, 1)
     try:
         return flat.ints()
     except ValueError:

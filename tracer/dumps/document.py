@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
-import os
-import shutil
-import tempfile
+import math
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -17,13 +16,15 @@ from typing import Any
 import numpy as np
 
 from drafttrace.tracer.dumps import torch_file
+from drafttrace.tracer.dumps.file_tensor import file_tensor
+from drafttrace.tracer.dumps.inflate import inflated
 from drafttrace.tracer.dumps.pickle_values import BadPickle
 from drafttrace.tracer.dumps.safetensors_file import looks_like_safetensors, read_safetensors
-from drafttrace.tracer.dumps.tensor import STORAGE, MappedFile, Tensor
+from drafttrace.tracer.dumps.tensor import STORAGE, Tensor
 from drafttrace.tracer.errors import UnknownFormat, UnreadableFile
+from drafttrace.tracer.file_bytes import FileBytes
 
-_JSON_LIMIT = 4 << 30
-_GZIP_RATIO = 500  # of bytes out to bytes in; zeros give 1000, and would fill the disk
+_JSON_LIMIT = 512 << 20  # parsed, it takes four times that
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,16 +51,16 @@ class Document:
 
 def open_document(path: Path) -> Document:
     """Open a file by its first bytes. Raises UnreadableFile or UnknownFormat."""
-    return _open(path, MappedFile(path), "")
+    return _open(path, FileBytes(path), "")
 
 
-def _open(path: Path, file: MappedFile, suffix: str) -> Document:
-    size = len(file.bytes)
+def _open(path: Path, file: FileBytes, suffix: str) -> Document:
+    size = file.size
     if size == 0:
         raise UnreadableFile(f"The file '{path}' is empty; write or copy it again.")
-    head = file.bytes[:16].tobytes()
+    head = file.text(0, 16)
     if head[:2] == b"\x1f\x8b" and not suffix:
-        return _open(path, _inflated(path), ".gz")
+        return _open(path, _inflated(path, file), ".gz")
     if head[:4] == b"PK\x03\x04":
         return _open_zip(path, file, suffix)
     if head.startswith(torch_file.LEGACY_MAGIC[:15]):
@@ -69,7 +70,7 @@ def _open(path: Path, file: MappedFile, suffix: str) -> Document:
     if head[:1] == b"\x80" and head[1:2] in {b"\x02", b"\x03", b"\x04", b"\x05"}:
         return Document(path, f"torch{suffix}", torch_file.read_plain_pickle(path, file))
     if not suffix and looks_like_safetensors(head, size):
-        stored = read_safetensors(path)
+        stored = read_safetensors(path, file)
         return Document(path, "safetensors", dict(stored.tensors), stored.metadata)
     if head.lstrip()[:1] in {b"{", b"["}:
         return Document(path, f"json{suffix}", _json(path, file))
@@ -81,9 +82,9 @@ def _open(path: Path, file: MappedFile, suffix: str) -> Document:
     )
 
 
-def _open_zip(path: Path, file: MappedFile, suffix: str) -> Document:
+def _open_zip(path: Path, file: FileBytes, suffix: str) -> Document:
     try:
-        with zipfile.ZipFile(torch_file.ByteStream(file.bytes)) as archive:
+        with zipfile.ZipFile(file.stream()) as archive:
             names = [info.filename for info in archive.infolist() if not info.filename.endswith("/")]
             if names and all(name.endswith(".npy") for name in names):
                 value = {name.removesuffix(".npy"): _npy(path, file, archive, name) for name in names}
@@ -98,16 +99,16 @@ _NPY_KINDS = {np.dtype(STORAGE[kind]): kind for kind in
                "bool")}  # fmt: skip
 
 
-def _npy(path: Path, file: MappedFile, archive: zipfile.ZipFile, name: str) -> Tensor:
-    """An array of an ``.npz``, memory-mapped where the zip stores it as it is."""
+def _npy(path: Path, file: FileBytes, archive: zipfile.ZipFile, name: str) -> Tensor:
+    """An array of an ``.npz``, read in blocks; a compressed one is inflated into a temporary file first."""
     info = archive.getinfo(name)
     if info.flag_bits & 1:
         raise UnreadableFile(f"The file '{path}' is encrypted; decrypt it first.")
     try:
-        data = torch_file.member_bytes(file, archive, info)
+        member = torch_file.member_of(path, file, archive, info)
     except BadPickle as bad:
         raise UnreadableFile(f"The file '{path}' is no whole npz file ({bad}); copy or write it again.") from None
-    stream = torch_file.ByteStream(data)
+    stream = member.file.stream(member.begin, member.begin + member.size)
     shape, fortran, dtype = _npy_header(path, name, stream)
     if dtype.hasobject or dtype.newbyteorder("<") not in _NPY_KINDS:
         raise UnreadableFile(
@@ -117,11 +118,10 @@ def _npy(path: Path, file: MappedFile, archive: zipfile.ZipFile, name: str) -> T
     kind = _NPY_KINDS[dtype.newbyteorder("<")]
     if dtype.byteorder == ">":
         raise UnreadableFile(f"Array '{name}' of '{path}' is big-endian; save it in little-endian order.")
-    count = int(np.prod(shape, dtype=np.int64))
-    body = data[stream.tell() : stream.tell() + count * dtype.itemsize]
-    if len(body) != count * dtype.itemsize:
+    if any(size < 0 for size in shape) or stream.tell() + math.prod(shape) * dtype.itemsize > member.size:
         raise UnreadableFile(f"Array '{name}' of '{path}' is cut off; copy or write it again.")
-    return Tensor(body.view(STORAGE[kind]).reshape(shape, order="F" if fortran else "C"), kind, file)
+    strides = [math.prod(shape[:axis]) * dtype.itemsize for axis in range(len(shape))] if fortran else None
+    return file_tensor(member.file, member.begin + stream.tell(), shape, kind, strides)
 
 
 def _npy_header(path: Path, name: str, stream: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
@@ -137,47 +137,25 @@ def _npy_header(path: Path, name: str, stream: Any) -> tuple[tuple[int, ...], bo
         ) from None
 
 
-def _json(path: Path, file: MappedFile) -> Any:
-    if len(file.bytes) > _JSON_LIMIT:
+def _json(path: Path, file: FileBytes) -> Any:
+    if file.size > _JSON_LIMIT:
         raise UnreadableFile(
-            f"The JSON file '{path}' has {len(file.bytes)} bytes, too many to read; store tensors."
+            f"The JSON file '{path}' has {file.size:,} bytes, and JSON can only be read whole, up to {_JSON_LIMIT:,} of "
+            "them; ask for fewer tokens, or store the states as safetensors."
         )
     try:
-        return json.loads(file.bytes.tobytes().decode("utf-8"))
+        return json.loads(file.text().decode("utf-8"))
     except (ValueError, RecursionError):
         raise UnreadableFile(
             f"The file '{path}' begins like JSON but is not valid; write or copy it again."
         ) from None
 
 
-def _inflated(path: Path) -> MappedFile:
-    """A gzip file inflated into a temporary file that has no name and goes away by itself."""
-    folder = os.environ.get("TMPDIR") or tempfile.gettempdir()
-    most = max(1 << 30, _GZIP_RATIO * path.stat().st_size)
+def _inflated(path: Path, file: FileBytes) -> FileBytes:
     try:
-        with gzip.open(path, "rb") as source, tempfile.TemporaryFile(dir=folder) as target:
-            room = shutil.disk_usage(folder).free - (64 << 20)
-            while block := source.read(4 << 20):
-                room, most = room - len(block), most - len(block)
-                if most < 0:
-                    raise UnreadableFile(
-                        f"The gzip file '{path}' inflates to more than {_GZIP_RATIO} times its size, as no hidden states "
-                        "do; is it a dump?"
-                    )
-                if room < 0:
-                    raise UnreadableFile(
-                        f"The file '{path}' inflates to more than the space left in '{folder}'; set TMPDIR to a "
-                        "larger folder."
-                    )
-                target.write(block)
-            target.flush()
-            return MappedFile(path, target.fileno())
+        with gzip.GzipFile(fileobj=io.BufferedReader(file.stream(), 1 << 20)) as source:
+            return inflated(path, source, file.size, "gzip file")
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise UnreadableFile(
             f"The gzip file '{path}' is damaged or cut off ({torch_file.reason_of(error)}); copy or write it again."
-        ) from None
-    except OSError as error:
-        raise UnreadableFile(
-            f"The gzip file '{path}' cannot be inflated into '{folder}' ({error.strerror or error}); set TMPDIR to a "
-            "folder with space."
         ) from None

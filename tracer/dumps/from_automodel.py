@@ -74,7 +74,7 @@ def _one(shard: SafetensorsFile, name: str, inner: int) -> Tensor:
             f"The field '{name}' of '{shard.path}' has no entry {inner} (shape {list(tensor.shape)}); "
             "write the cache again."
         )
-    return tensor.with_array(tensor.array[inner])
+    return tensor.pick(0, inner)
 
 
 def _optional(shard: SafetensorsFile, name: str, inner: int) -> Ints | None:
@@ -147,7 +147,7 @@ def _next_token_agreement(
     if probs.ndim != 2 or 0 in probs.shape:
         return {}
     rows = np.unique(np.linspace(0, max(0, min(valid, probs.shape[0]) - 1), 256).astype(np.int64))
-    top = probs.with_array(probs.array[rows]).floats().argmax(-1)
+    top = build.rows(probs, name, shard.path).take(rows).argmax(-1)
     if name == "target_probs_values":
         top = _one(shard, "target_probs_indices", inner).ints()[rows, top]
     if len(top) == 0 or int(top.max()) >= len(chosen) or int(top.min()) < 0:

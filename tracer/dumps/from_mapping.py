@@ -104,7 +104,8 @@ def _slots(document: Document, name: str, request: Request) -> list[Rows]:
         return list(build.axis_slots(tensor, name, path, 1))
     single = build.rows(tensor, name, path)
     width = request.hidden_size
-    if width is None or single.width == width or (request.lenient or request.tokens_only):
+    odd = width is not None and single.width % width != 0
+    if width is None or single.width == width or (odd and (request.lenient or request.tokens_only)):
         return [single]
     return list(build.side_by_side(tensor, name, path, request, width))
 
@@ -134,8 +135,8 @@ def _from_numbers(value: list[Any]) -> Tensor | None:
     except ValueError:
         return None
     if array.dtype.kind == "f":
-        return Tensor(array.astype(np.float32), "fp32")
-    return Tensor(array.astype(np.int64), "int64") if array.dtype.kind in "iub" else None
+        return Tensor.held(array.astype(np.float32), "fp32")
+    return Tensor.held(array.astype(np.int64), "int64") if array.dtype.kind in "iub" else None
 
 
 def find(document: Document, name: str) -> Any:
@@ -168,7 +169,7 @@ def _pick(document: Document, name: str, index: int) -> Any:
         raise UnreadableFile(
             f"The field '{name}' of '{document.path}' has no entry {index}: it has {size}; count from 0."
         )
-    return value[index] if isinstance(value, list) else value.with_array(value.array[:, index])
+    return value[index] if isinstance(value, list) else value.pick(1, index % size)
 
 
 def _names(value: Any) -> str:

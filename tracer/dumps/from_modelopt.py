@@ -39,7 +39,7 @@ def _read(document: Document, _inner: int, request: Request) -> Capture:
     state = build.rows(build.field(document, "hidden_states"), "hidden_states", path)
     flag = document.value.get("hidden_states_prenorm")
     if isinstance(flag, Tensor):
-        flag = bool(flag.array.any())
+        flag = bool(flag.read().any())
     if flag is None:
         norm, why = (
             Norm.UNKNOWN,

@@ -85,7 +85,7 @@ def _capture(path: Path, layout: str, why: str, found: _Pass, run: int, request:
     start, stop = runs[run]
 
     def part(tensor: Tensor, name: str) -> Rows:
-        return build.rows(tensor.with_array(tensor.array[start:stop]), name, path)
+        return build.rows(tensor.cut(0, start, stop), name, path)
 
     boundaries = {k: part(tensor, f"B{k}") for k, tensor in found.boundaries.items()}
     if not boundaries and found.last is None:
@@ -260,7 +260,7 @@ def _read_json(document: Document, inner: int, request: Request) -> Capture:
         )
     answer = answers[inner]
     matrix = _json_rows(path, answer["meta_info"]["hidden_states"])
-    tokens, notes = _json_tokens(path, answer, len(matrix.array))
+    tokens, notes = _json_tokens(path, answer, matrix.shape[0])
     hidden = request.hidden_size
     parts: list[Rows] = []
     last: LastState | None = None
@@ -304,7 +304,7 @@ def _json_rows(path: Path, value: Any) -> Tensor:
         raise UnreadableFile(
             f"The hidden_states of '{path}' hold no rows; was --enable-return-hidden-states given?"
         )
-    return Tensor(matrix, "fp32")
+    return Tensor.held(matrix, "fp32")
 
 
 def _json_tokens(path: Path, answer: Mapping[str, Any], count: int) -> tuple[Ints, list[str]]:

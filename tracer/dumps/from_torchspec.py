@@ -109,7 +109,7 @@ def _read_debug(document: Document, inner: int, request: Request) -> Capture:
         raise UnreadableFile(f"The field 'batch' of '{document.path}' is no dict; read the file without --format.")
     size = _batch_size(document)
     entry = {
-        name: value.with_array(value.array[inner])
+        name: value.pick(0, inner)
         for name, value in batch.items()
         if isinstance(value, Tensor) and value.ndim >= 2 and value.shape[0] == size
     }

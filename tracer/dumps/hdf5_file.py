@@ -1,30 +1,35 @@
-"""Reads datasets of any HDF5 file as tensors, genuine bf16 included (as drafttrace traces store it)."""
+"""Reads datasets of any HDF5 file in blocks, as tensors; genuine bf16 included (as drafttrace traces store it)."""
 
 from __future__ import annotations
 
+import math
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from drafttrace.tracer.dumps.tensor import STORAGE, MappedFile, Tensor
+from drafttrace.tracer.dumps.file_tensor import file_tensor
+from drafttrace.tracer.dumps.tensor import STORAGE, Array, Box, Source, Tensor
 from drafttrace.tracer.errors import UnreadableFile
+from drafttrace.tracer.file_bytes import FileBytes
 from drafttrace.tracer.trace.superblock import read_superblock
 
-_LARGEST = 8 << 30
+# A compressed chunk can only be read whole, and again for every block of rows where it is not kept.
+_MOST_CHUNK = 256 << 20
+_KEPT_CHUNKS = 16 << 20  # per dataset, or one chunk where that is more
 _DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError)
 
 
 def read_hdf5(path: Path) -> dict[str, Any]:
     """Nested dicts of tensors, one per group. Datasets of other types are left out.
 
-    Raises UnreadableFile for a damaged file, or one too large to hold in memory.
+    Nothing is read yet: the tensors keep the file open. Raises UnreadableFile for a damaged file.
     """
     import h5py
 
     try:
-        with h5py.File(path, "r") as file:
-            return _group(path, file, h5py, [0])
+        return _group(_Opened(path, h5py.File(path, "r")), None, h5py)
     except _DAMAGE as error:
         raise _unreadable(path, error) from None
 
@@ -40,6 +45,65 @@ def field_names(path: Path) -> list[str]:
         raise _unreadable(path, error) from None
 
 
+class _Opened:
+    """An HDF5 file that is open as long as one of its tensors lives. What lies in it as it is, is read without HDF5."""
+
+    def __init__(self, path: Path, file: Any) -> None:
+        self.path, self.file = path, file
+        self.bytes = FileBytes(path)
+
+    def check(self) -> None:
+        """HDF5 reads what a file has lost as zeros. Raises UnreadableFile where it became shorter."""
+        size = os.fstat(self.file.id.get_vfd_handle()).st_size
+        if size < self.bytes.size:
+            raise UnreadableFile(
+                f"The HDF5 file '{self.path}' was cut off while it was read: it has {size:,} bytes of "
+                f"{self.bytes.size:,}; copy or write it again."
+            )
+
+
+class _Chunked(Source):
+    """A dataset that only HDF5 can read: in chunks, compressed, or in another byte order."""
+
+    def __init__(self, opened: _Opened, dataset: Any, kind: str, h5py: Any) -> None:
+        self.shape = tuple(int(size) for size in dataset.shape)
+        self._opened, self._storage = opened, STORAGE[kind]
+        # With the same type in memory and on disk nothing is converted, so bf16 comes bit for bit.
+        self._type = dataset.id.get_type() if kind == "bf16" else h5py.h5t.py_create(STORAGE[kind])
+        self._name = dataset.name
+        self._dataset = h5py.h5d.open(dataset.file.id, dataset.name.encode(), _keeping(dataset, h5py))
+
+    def read(self, box: Box) -> Array:
+        from h5py import h5s
+
+        out: Array = np.empty([count for _start, count in box], self._storage)
+        if not out.size:
+            return out
+        try:
+            space = self._dataset.get_space()
+            space.select_hyperslab(tuple(start for start, _count in box), out.shape)
+            self._dataset.read(h5s.create_simple(out.shape), space, out, self._type)
+        except _DAMAGE as error:
+            self._opened.check()
+            raise UnreadableFile(
+                f"The dataset '{self._name}' of '{self._opened.path}' cannot be read ({str(error)[:120]}); copy or "
+                "write it again."
+            ) from None
+        self._opened.check()
+        return out
+
+
+def _keeping(dataset: Any, h5py: Any) -> Any:
+    """Dataset access that keeps a band of chunks, so that the next rows and slots do not unpack them again."""
+    access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
+    if dataset.chunks is not None:
+        item = dataset.dtype.itemsize
+        chunk = math.prod(dataset.chunks) * item
+        band = dataset.chunks[0] * math.prod(dataset.shape[1:]) * item
+        access.set_chunk_cache(10007, max(chunk, min(2 * band, _KEPT_CHUNKS)), 1.0)
+    return access
+
+
 def _unreadable(path: Path, error: Exception) -> UnreadableFile:
     block = read_superblock(path)
     if block is not None and block.cut_off:
@@ -49,7 +113,8 @@ def _unreadable(path: Path, error: Exception) -> UnreadableFile:
     return UnreadableFile(f"The HDF5 file '{path}' {why}; copy or write it again.")
 
 
-def _group(path: Path, group: Any, h5py: Any, total: list[int]) -> dict[str, Any]:
+def _group(opened: _Opened, inner: Any, h5py: Any) -> dict[str, Any]:
+    group = opened.file if inner is None else inner
     found: dict[str, Any] = {}
     for name in group:
         if group.get(name, getclass=True, getlink=True) is not h5py.HardLink:
@@ -57,50 +122,44 @@ def _group(path: Path, group: Any, h5py: Any, total: list[int]) -> dict[str, Any
         item = group[name]
         if isinstance(item, h5py.Group):
             if item.name.count("/") < 32:
-                found[name] = _group(path, item, h5py, total)
-        elif isinstance(item, h5py.Dataset) and item.shape is not None:
-            tensor = _dataset(path, item, h5py, total)
+                found[name] = _group(opened, item, h5py)
+        elif isinstance(item, h5py.Dataset) and item.shape:
+            tensor = _dataset(opened, item, h5py)
             if tensor is not None:
                 found[name] = tensor
     return found
 
 
-def _dataset(path: Path, dataset: Any, h5py: Any, total: list[int]) -> Tensor | None:
+def _dataset(opened: _Opened, dataset: Any, h5py: Any) -> Tensor | None:
     kind = _kind(dataset, h5py)
     if kind is None:
         return None
-    mapped = _mapped(path, dataset, kind)
-    if mapped is not None:
-        return mapped
-    total[0] += int(np.prod(dataset.shape, dtype=np.int64)) * STORAGE[kind].itemsize
-    if total[0] > _LARGEST:
+    plain = _plain(opened, dataset, kind)
+    if plain is not None:
+        return plain
+    chunk = 0 if dataset.chunks is None else math.prod(dataset.chunks) * dataset.dtype.itemsize
+    if chunk > _MOST_CHUNK and dataset.id.get_create_plist().get_nfilters():
         raise UnreadableFile(
-            f"The HDF5 file '{path}' holds more than 8 GiB of chunked tensors; convert it to safetensors."
+            f"The dataset '{dataset.name}' of '{opened.path}' is compressed in chunks of {chunk:,} bytes, and a chunk can "
+            f"only be read whole, up to {_MOST_CHUNK:,} bytes; write it again with smaller chunks (h5repack -l), or as "
+            "safetensors."
         )
-    if kind == "bf16":
-        out = np.empty(dataset.shape, np.uint16)
-        if out.size:
-            dataset.id.read(h5py.h5s.ALL, h5py.h5s.ALL, out, mtype=dataset.id.get_type())
-        return Tensor(out, "bf16")
-    if not dataset.shape:
-        return None
-    values = dataset[()]
-    return Tensor(values.astype(STORAGE[kind], copy=False), kind)
+    return Tensor.of(_Chunked(opened, dataset, kind, h5py), kind)
 
 
-def _mapped(path: Path, dataset: Any, kind: str) -> Tensor | None:
-    """The dataset memory-mapped, where the file stores it as one plain little-endian run of bytes."""
+def _plain(opened: _Opened, dataset: Any, kind: str) -> Tensor | None:
+    """The dataset as bytes of the file, where that stores it as one little-endian run."""
     offset = dataset.id.get_offset()
-    if offset is None or dataset.external or dataset.is_virtual or not dataset.shape:
+    if offset is None or dataset.external or dataset.is_virtual:
         return None
-    if kind != "bool" and kind != "bf16" and np.dtype(dataset.dtype) != STORAGE[kind]:
+    if kind not in {"bool", "bf16"} and np.dtype(dataset.dtype) != STORAGE[kind]:
         return None
-    file = MappedFile(path)
-    size = int(np.prod(dataset.shape, dtype=np.int64)) * STORAGE[kind].itemsize
-    if offset + size > len(file.bytes):
-        raise UnreadableFile(f"The HDF5 file '{path}' is cut off inside '{dataset.name}'; copy or write it again.")
-    data = file.bytes[offset : offset + size]
-    return Tensor(data.view(STORAGE[kind]).reshape(dataset.shape), kind, file)
+    size = math.prod(dataset.shape) * STORAGE[kind].itemsize
+    if offset + size > opened.bytes.size:
+        raise UnreadableFile(
+            f"The HDF5 file '{opened.path}' is cut off inside '{dataset.name}'; copy or write it again."
+        )
+    return file_tensor(opened.bytes, offset, dataset.shape, kind)
 
 
 def _kind(dataset: Any, h5py: Any) -> str | None:

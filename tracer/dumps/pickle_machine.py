@@ -16,13 +16,13 @@ from typing import Any, BinaryIO
 from drafttrace.tracer.dumps.pickle_values import (
     GLOBALS,
     BadPickle,
+    FlatStorage,
     NumpyArray,
     NumpyType,
     RefusedPickle,
     checked_key,
     numpy_tensor,
 )
-from drafttrace.tracer.dumps.tensor import Tensor
 
 # More instructions than any honest dump has: its pickle describes tensors, it does not hold them.
 _MAX_OPERATIONS = 20_000_000
@@ -31,7 +31,7 @@ _MAX_CONTAINERS = 2_000_000
 _MAX_DEPTH = 200
 
 
-Storage = Callable[[Sequence[Any]], Tensor]
+Storage = Callable[[Sequence[Any]], FlatStorage]
 _MARK = object()
 
 _CONSTANTS: dict[str, Callable[[], Any]] = {
@@ -51,7 +51,7 @@ _LITERALS = {
 
 
 class PickleMachine:
-    """Runs one pickle of ``stream``; ``storage`` turns a persistent id into a flat tensor."""
+    """Runs one pickle of ``stream``; ``storage`` finds what a persistent id stands for."""
 
     def __init__(self, stream: BinaryIO, storage: Storage | None = None) -> None:
         self._stream = stream

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from drafttrace.tracer.dumps.file_tensor import file_tensor
 from drafttrace.tracer.dumps.tensor import STORAGE, Tensor
+from drafttrace.tracer.file_bytes import FileBytes
 
 
 class BadPickle(Exception):
@@ -31,6 +34,16 @@ class StorageKind:
     @property
     def item(self) -> int:
         return 1 if self.kind is None else STORAGE[self.kind].itemsize
+
+
+@dataclass(frozen=True)
+class FlatStorage:
+    """What pickled tensors are views of: ``count`` elements of ``kind`` from byte ``begin`` of a file."""
+
+    file: FileBytes
+    begin: int
+    count: int
+    kind: str
 
 
 @dataclass(frozen=True)
@@ -73,31 +86,25 @@ _STORAGE_CLASSES = {
 
 def _strided(storage: Any, offset: Any, size: Any, stride: Any, kind: str | None) -> Tensor:
     """The view of a flat storage that a pickled tensor describes, after checking that it lies inside."""
-    if not isinstance(storage, Tensor):
+    if not isinstance(storage, FlatStorage):
         raise BadPickle("a tensor has no storage")
-    flat = storage.array
-    name = storage.kind
-    if kind is not None and kind != storage.kind:
-        if len(flat) * flat.itemsize % STORAGE[kind].itemsize:
-            raise BadPickle("a tensor's storage is no whole number of elements")
-        flat, name = flat.view(STORAGE[kind]), kind
+    name, item = kind or storage.kind, STORAGE[kind or storage.kind].itemsize
+    size_bytes = storage.count * STORAGE[storage.kind].itemsize
+    if size_bytes % item:
+        raise BadPickle("a tensor's storage is no whole number of elements")
+    count = size_bytes // item
     if not isinstance(size, tuple) or not isinstance(stride, tuple) or len(size) != len(stride) or len(size) > 32:
         raise BadPickle("a tensor has no proper shape")
-    if any(type(item) is not int or not 0 <= item < 2**48 for item in (offset, *size, *stride)):
+    if any(type(number) is not int or not 0 <= number < 2**48 for number in (offset, *size, *stride)):
         raise BadPickle("a tensor has no proper shape")
     if 0 in size:
-        return Tensor(np.empty(size, STORAGE[name]), name, storage.file)
-    reach = offset + sum((count - 1) * step for count, step in zip(size, stride, strict=True))
-    if reach >= len(flat):
+        return Tensor.held(np.empty(size, STORAGE[name]), name)
+    reach = offset + sum((extent - 1) * step for extent, step in zip(size, stride, strict=True))
+    if reach >= count:
         raise BadPickle("a tensor reaches past the end of its storage")
-    count = 1
-    for extent in size:
-        count *= extent
-    if count > max(len(flat), 1 << 24):
+    if math.prod(size) > max(count, 1 << 24):
         raise BadPickle("a tensor repeats its storage more often than memory could hold")
-    steps = tuple(step * flat.itemsize for step in stride)
-    array = np.ndarray(size, flat.dtype, buffer=flat, offset=offset * flat.itemsize, strides=steps)
-    return Tensor(array, name, storage.file)
+    return file_tensor(storage.file, storage.begin + offset * item, size, name, [step * item for step in stride])
 
 
 def _tensor_v2(storage: Any, offset: Any, size: Any, stride: Any, *_rest: Any) -> Tensor:
@@ -196,13 +203,13 @@ def numpy_tensor(dtype: Any, shape: Any, fortran: Any, data: Any) -> Tensor:
     kind = _NUMPY_KINDS[dtype.text]
     try:
         flat = np.frombuffer(data, STORAGE[kind])
-        return Tensor(flat.reshape(shape, order="F" if fortran else "C"), kind)
+        return Tensor.held(flat.reshape(shape, order="F" if fortran else "C"), kind)
     except ValueError:
         raise BadPickle("a numpy array's bytes do not fit its shape") from None
 
 
 def _numpy_scalar(dtype: Any, data: Any) -> Any:
-    return numpy_tensor(dtype, (), False, data).array.item()
+    return numpy_tensor(dtype, (), False, data).read().item()
 
 
 def _globals() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Opens a safetensors file as tensors over one memory map: no torch, no copy, bf16 and fp8 included.
+"""Opens a safetensors file as tensors that are read in blocks: no torch, bf16 and fp8 included.
 
 ``safetensors.numpy`` cannot hand out bf16 or fp8. The header is checked by the checkpoint reader.
 """
@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from drafttrace.tracer.checkpoint import HEADER_LIMIT, read_header
-from drafttrace.tracer.dumps.tensor import MappedFile, Tensor
+from drafttrace.tracer.dumps.file_tensor import file_tensor
+from drafttrace.tracer.dumps.tensor import Tensor
 from drafttrace.tracer.errors import UnreadableFile
+from drafttrace.tracer.file_bytes import FileBytes
 
 _KINDS = {
     "F64": "fp64",
@@ -51,22 +53,24 @@ def looks_like_safetensors(head: bytes, size: int) -> bool:
     return head[8:9] == b"{" and 2 <= length <= HEADER_LIMIT and length <= max(size, 1 << 20)
 
 
-def read_safetensors(path: Path) -> SafetensorsFile:
-    """Open a safetensors file. Raises UnreadableFile with what is wrong with it."""
+def read_safetensors(path: Path, opened: FileBytes | None = None) -> SafetensorsFile:
+    """Open a safetensors file, or read on in an opened one. Raises UnreadableFile with what is wrong with it."""
     header = read_header(path)
-    file = MappedFile(path)
+    file = FileBytes(path) if opened is None else opened
     tensors: dict[str, Tensor] = {}
     for name, info in header.items():
-        data = file.bytes[info.begin : info.end]
-        if len(data) != info.nbytes:  # the file became shorter since its header was read
+        if info.end > file.size:  # the file became shorter since its header was read
             raise UnreadableFile(f"The file '{path}' is cut off inside tensor '{name}'; copy or write it again.")
-        tensors[name] = Tensor(data.view(info.storage).reshape(info.shape), _KINDS[info.dtype], file)
+        tensors[name] = file_tensor(file, info.begin, info.shape, _KINDS[info.dtype])
     return SafetensorsFile(path, tensors, _metadata(path, file))
 
 
-def _metadata(path: Path, file: MappedFile) -> dict[str, str]:
-    length = int.from_bytes(file.bytes[:8].tobytes(), "little")
-    found = json.loads(file.bytes[8 : 8 + length].tobytes()).get("__metadata__", {})
+def _metadata(path: Path, file: FileBytes) -> dict[str, str]:
+    length = int.from_bytes(file.text(0, 8), "little")
+    try:
+        found = json.loads(file.text(8, length)).get("__metadata__", {})
+    except (ValueError, RecursionError, AttributeError):
+        raise UnreadableFile(f"The file '{path}' changed while it was read; read it again.") from None
     if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
         raise UnreadableFile(
             f"The __metadata__ of '{path}' holds something other than texts; write the file again."

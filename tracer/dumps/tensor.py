@@ -1,24 +1,19 @@
-"""A stored tensor: memory-mapped bytes with a shape and a number format, read without torch."""
+"""A stored tensor: a box cut out of something that can be read in parts. Nothing is read before it is asked for."""
 
 from __future__ import annotations
 
-import contextlib
-import mmap
-import os
-from dataclasses import dataclass
-from pathlib import Path
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from drafttrace.tracer.errors import UnreadableFile
-from drafttrace.tracer.rows import ArrayRows, DType, Floats, Raw, to_float32
-
-# Bytes that may be resident before they are given back. Large enough to keep a block of several slots.
-_RESIDENT = 64 << 20
+from drafttrace.tracer.rows import DType, Floats, Raw, Rows, to_float32
 
 Array = npt.NDArray[Any]
+# Per axis of a source: the first index, and how many.
+Box = tuple[tuple[int, int], ...]
 
 # Name of a number format -> numpy storage. Floats that numpy lacks are stored as unsigned integers.
 STORAGE: dict[str, np.dtype[Any]] = {kind.value: kind.storage for kind in DType} | {
@@ -27,70 +22,89 @@ STORAGE: dict[str, np.dtype[Any]] = {kind.value: kind.storage for kind in DType}
 }
 
 
-class MappedFile:
-    """A file mapped read-only. Pages that were read are given back after every 64 MiB, so that reading a dump of
-    any size keeps a small resident set; the pages stay in the system's file cache."""
+class Source(ABC):
+    """Where a tensor's elements lie. shape: of the whole. Reading holds what was asked for, and little more."""
 
-    def __init__(self, path: Path, fd: int | None = None) -> None:
-        """Map ``path`` (or the open descriptor ``fd``, which stays the caller's). Raises UnreadableFile."""
-        self.path = path
-        try:
-            handle = os.open(path, os.O_RDONLY) if fd is None else fd
-            try:
-                size = os.fstat(handle).st_size
-                self._map = mmap.mmap(handle, size, access=mmap.ACCESS_READ) if size else None
-            finally:
-                if fd is None:
-                    os.close(handle)
-        except OSError as error:
-            raise UnreadableFile(
-                f"The file '{path}' cannot be read ({error.strerror or error}); check it."
-            ) from None
-        self.bytes: npt.NDArray[np.uint8] = (
-            np.empty(0, np.uint8) if self._map is None else np.frombuffer(self._map, np.uint8)
-        )
-        self._touched = 0
+    shape: tuple[int, ...]
 
-    def touched(self, count: int) -> None:
-        """Count ``count`` bytes as about to be read; give pages back once enough were."""
-        self._touched += count
-        if self._touched > _RESIDENT and self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
-            with contextlib.suppress(OSError):
-                self._map.madvise(mmap.MADV_DONTNEED)
-            self._touched = count
+    @abstractmethod
+    def read(self, box: Box) -> Array:
+        """The elements of a box that lies inside, in storage form, with all axes. Not to be written to.
+
+        Raises UnreadableFile where the file does not hold them any more.
+        """
 
 
-@dataclass(frozen=True, eq=False)
+class Held(Source):
+    """Elements that are in memory already."""
+
+    def __init__(self, array: Array) -> None:
+        self._array = array
+        self.shape = tuple(int(size) for size in array.shape)
+
+    def read(self, box: Box) -> Array:
+        part: Array = self._array[tuple(slice(start, start + count) for start, count in box)]
+        return part
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Tensor:
-    """Array in storage form (see :data:`STORAGE`), the name of its number format, and the map it lies in."""
+    """A box of a source, with some of its axes picked away. kind: the name of the number format (:data:`STORAGE`).
 
-    array: Array
+    axes: those of the source that are left, in order; every other one is one element long.
+    """
+
+    source: Source
     kind: str
-    file: MappedFile | None = None
+    box: Box
+    axes: tuple[int, ...]
+
+    @staticmethod
+    def of(source: Source, kind: str) -> Tensor:
+        """All of a source."""
+        return Tensor(source, kind, tuple((0, size) for size in source.shape), tuple(range(len(source.shape))))
+
+    @staticmethod
+    def held(array: Array, kind: str) -> Tensor:
+        """An array in memory, in storage form."""
+        return Tensor.of(Held(array), kind)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(int(size) for size in self.array.shape)
+        return tuple(self.box[axis][1] for axis in self.axes)
 
     @property
     def ndim(self) -> int:
-        return int(self.array.ndim)
+        return len(self.axes)
 
     @property
     def float_kind(self) -> DType | None:
         """The number format of hidden states; None for integers and booleans."""
         return DType(self.kind) if self.kind in set(DType) else None
 
-    def with_array(self, array: Array) -> Tensor:
-        """The same tensor under another view of its bytes."""
-        return Tensor(array, self.kind, self.file)
+    def cut(self, axis: int, start: int, stop: int) -> Tensor:
+        """``start..stop`` of an axis, both inside."""
+        place = self.axes[axis]
+        first = self.box[place][0]
+        return replace(self, box=(*self.box[:place], (first + start, stop - start), *self.box[place + 1 :]))
+
+    def pick(self, axis: int, index: int) -> Tensor:
+        """One entry of an axis, which goes away."""
+        axes = (*self.axes[:axis], *self.axes[axis + 1 :])
+        return replace(self.cut(axis, index, index + 1), axes=axes)
+
+    def read(self) -> Array:
+        """All elements in storage form, with the tensor's shape. Raises UnreadableFile as :meth:`Source.read` does."""
+        whole = self.source.read(self.box)
+        part: Array = whole[tuple(slice(None) if axis in self.axes else 0 for axis in range(whole.ndim))]
+        return part
 
     def ints(self) -> npt.NDArray[np.int64]:
         """A copy as int64. Raises ValueError for a tensor of floats that are not whole numbers."""
         kind = self.float_kind
         if kind is None:
-            return self.array.astype(np.int64)
-        values = to_float32(np.ascontiguousarray(self.array), kind)
+            return self.read().astype(np.int64)
+        values = self.floats()
         if values.size and not (np.isfinite(values).all() and (values == np.rint(values)).all()):
             raise ValueError("floats that are no whole numbers")
         return values.astype(np.int64)
@@ -98,23 +112,27 @@ class Tensor:
     def floats(self) -> Floats:
         """A copy as float32, for small tensors."""
         kind = self.float_kind
-        return self.array.astype(np.float32) if kind is None else to_float32(np.ascontiguousarray(self.array), kind)
+        return (
+            self.read().astype(np.float32) if kind is None else to_float32(np.ascontiguousarray(self.read()), kind)
+        )
 
     def __repr__(self) -> str:
         return f"{self.kind}[{', '.join(map(str, self.shape))}]"
 
 
-class StoredRows(ArrayRows):
-    """Rows that lie in a mapped file: what was read is given back, so that memory stays small."""
+class StoredRows(Rows):
+    """The rows of a two-dimensional tensor of floats, read when they are asked for."""
 
-    def __init__(
-        self, array: Array, dtype: DType, file: MappedFile | None = None, scales: Floats | None = None
-    ) -> None:
-        super().__init__(array, dtype, scales)
-        self._file = file
+    def __init__(self, tensor: Tensor, dtype: DType, scales: Floats | None = None) -> None:
+        self._tensor = tensor
+        self._scales = scales
+        rows, width = tensor.shape
+        self.shape = (rows, width)
+        self.dtype = dtype
 
     def raw(self, start: int, stop: int) -> Raw:
-        block = super().raw(start, stop)
-        if self._file is not None:  # the system maps whatever lies around a page, so other slots' rows count, too
-            self._file.touched(max(block.nbytes, len(block) * abs(block.strides[0])))
-        return block
+        start, stop, _step = slice(start, stop).indices(self.shape[0])
+        return self._tensor.cut(0, start, max(start, stop)).read()
+
+    def scale(self, start: int, stop: int) -> Floats | None:
+        return None if self._scales is None else self._scales[start:stop]

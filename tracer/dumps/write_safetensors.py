@@ -1,11 +1,13 @@
 """Writes a safetensors file whose tensors are filled in pieces: the file is made at its full size and mapped.
 
-It appears under its name only when it is whole.
+Its blocks are taken from the disk first: where a mapped file has holes and the disk is full, the process is killed. It
+appears under its name only when it is whole.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import mmap
@@ -23,6 +25,7 @@ from drafttrace.tracer.dumps.tensor import STORAGE
 from drafttrace.tracer.errors import OutputExists
 
 _ALIGN = 64
+_RESIDENT = 64 << 20
 
 
 class SafetensorsWriter:
@@ -40,6 +43,7 @@ class SafetensorsWriter:
         self._specs = dict(specs)
         self._metadata = dict(metadata)
         self._map: mmap.mmap | None = None
+        self._written = 0
 
     def __enter__(self) -> dict[str, npt.NDArray[Any]]:
         header: dict[str, Any] = {"__metadata__": self._metadata} if self._metadata else {}
@@ -62,8 +66,8 @@ class SafetensorsWriter:
         try:
             with self._part.open("w+b") as file:
                 file.write(len(text).to_bytes(8, "little") + text)
-                file.truncate(start + offset)
                 file.flush()
+                self._take(file.fileno(), start + offset)
                 self._map = mmap.mmap(file.fileno(), start + offset)
         except OSError as error:
             self._discard()
@@ -87,6 +91,23 @@ class SafetensorsWriter:
         assert self._map is not None
         self._map.flush()
         os.replace(self._part, self.path)
+
+    def wrote(self, count: int) -> None:
+        """Tell that ``count`` bytes were written, so that memory stays small: now and then pages are given back to
+        the system, which writes them out."""
+        self._written += count
+        if self._written > _RESIDENT and self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
+            self._written = 0
+            with contextlib.suppress(OSError):
+                self._map.madvise(mmap.MADV_DONTNEED)  # of a shared file: nothing that was written is lost
+
+    def _take(self, fd: int, size: int) -> None:
+        os.truncate(fd, size)
+        try:
+            os.posix_fallocate(fd, 0, size)
+        except (AttributeError, OSError) as error:  # a system or a file system that cannot
+            if getattr(error, "errno", None) in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
+                raise
 
     def _discard(self) -> None:
         with contextlib.suppress(OSError):

@@ -35,10 +35,13 @@ class TraceFile:
     ``closed_properly`` is False for a trace whose writer is still at work or died.
     """
 
-    def __init__(self, path: Path, file: h5py.File, closed_properly: bool) -> None:
+    def __init__(self, path: Path, file: h5py.File, closed_properly: bool, descriptor: int) -> None:
+        """descriptor: of the open file, whose length is watched."""
         self.path = path
         self.file = file
         self.closed_properly = closed_properly
+        self._descriptor = descriptor
+        self._size = os.fstat(descriptor).st_size
 
     def dataset(self, name: str) -> h5py.Dataset:
         """The dataset at ``name``, opened without a chunk cache. Raises UnreadableFile where there is none."""
@@ -50,13 +53,25 @@ class TraceFile:
 
     @contextlib.contextmanager
     def reading(self, what: str) -> Iterator[None]:
-        """Turns what h5py raises inside into one sentence that names ``what``."""
+        """Turns what h5py raises inside into one sentence that names ``what``.
+
+        What a file has lost reads as zeros, so it is an error, too, that it became shorter.
+        """
         try:
             yield
+            self._check_size()
         except _DAMAGE as error:
+            self._check_size()
             raise UnreadableFile(
                 f"{self.path} is damaged: {what} cannot be read ({_cause(error)}); record the request again"
             ) from error
+
+    def _check_size(self) -> None:
+        size = os.fstat(self._descriptor).st_size
+        if size < self._size:
+            raise UnreadableFile(
+                f"{self.path} was cut off while it was read: it has {size} bytes of {self._size}; copy it again"
+            )
 
 
 def open_trace(path: str | os.PathLike[str]) -> TraceFile:
@@ -116,13 +131,14 @@ def is_trace(path: str | os.PathLike[str]) -> bool:
 
 def _open_hdf5(path: Path) -> TraceFile:
     block = _superblock(path)
-    ways: list[Callable[[], h5py.File]] = [lambda: _view(path)]
+    ways = [_view]
     if not block.flags:
-        ways.insert(0, lambda: h5py.File(path, "r"))
+        ways.insert(0, _closed)
     problem: Exception | None = None
     for way in ways:
         try:
-            return TraceFile(path, way(), closed_properly=not block.flags)
+            file, descriptor = way(path)
+            return TraceFile(path, file, closed_properly=not block.flags, descriptor=descriptor)
         except _DAMAGE as error:
             problem = error
     raise UnreadableFile(
@@ -154,10 +170,15 @@ def _starts_like_hdf5(path: Path) -> bool:
     return SIGNATURE.startswith(head) or head.startswith(SIGNATURE)
 
 
-def _view(path: Path) -> h5py.File:
+def _closed(path: Path) -> tuple[h5py.File, int]:
+    file = h5py.File(path, "r")
+    return file, int(file.id.get_vfd_handle())
+
+
+def _view(path: Path) -> tuple[h5py.File, int]:
     view: Any = CleanView(path)
     try:
-        return h5py.File(view, "r")
+        return h5py.File(view, "r"), view.fileno()
     except BaseException:
         view.close()
         raise

@@ -67,6 +67,8 @@ def test_live_and_replay_agree(start_server: Callable[..., Any], pair: Any, fold
     served = next(row for row in result.wirings if "file" in row.sources)
     assert served.score is not None and served.wiring == wiring
     assert served.score.simulated == pytest.approx(live.observed, abs=0.35)
+    # 1 + a1 + a1·a2 + … of the accuracies on the same text, which holds for rounds that begin anywhere in it.
+    assert served.score.expected == pytest.approx(live.observed, rel=0.25)
     # One short text cannot tell a boundary from its neighbour with these drafts: the trained wiring is among the best.
     assert result.search is not None and result.search.margin < 0.03
     best = max(row.score.top1 for row in result.wirings if row.score is not None)

@@ -443,7 +443,7 @@ CASES = [
         "the graph buffer counts ids at the top level, the target does not",
         speculators([2, 10, 16, 29]),
         served=(2, 16, 29),
-        faults=("default-wiring", "slot-count", "slot-shift"),
+        faults=("default-wiring", "slot-count", "slot-shift", "wrong-boundary"),
         notes=("stale-rows",),
         tensors=lambda: draft_tensors(slots=4),
     ),

@@ -14,6 +14,8 @@ from drafttrace.tracer.open import open_capture
 PAIRS = Path(__file__).resolve().parents[2] / "pairs"
 SAMPLES = 8
 LAYERS = {"tiny-llama": 16, "tiny-kimi": 61}
+WITHOUT_LAST = {"tiny-kimi"}
+"""Dumps whose last entry is no last state (the incident's B59): the target's own choices do not follow from them."""
 
 
 @pytest.mark.parametrize("name", sorted(LAYERS))
@@ -24,6 +26,7 @@ def test_the_trainers_own_accuracy(name: str) -> None:
         open_capture(f"{folder / 'dump'}#{i}", request=Request(layers=LAYERS[name])) for i in range(SAMPLES)
     ]
     measured = log["steps_on_dump"]
+    assert len(measured) >= 3  # all steps that the trainer measured
     result = replay(captures, folder / "draft", folder / "target", steps=len(measured), switches=False)
     row = next(row for row in result.wirings if any(source.startswith("file") for source in row.sources))
     assert row.score is not None
@@ -31,9 +34,12 @@ def test_the_trainers_own_accuracy(name: str) -> None:
         assert mine.rows == theirs["rows"]
         assert mine.token_top1 == pytest.approx(theirs["token"], abs=0.005)
         assert mine.coverage == pytest.approx(theirs["coverage"], abs=0.005)
-        if mine.target_top1 is not None:
-            assert mine.target_top1 == pytest.approx(theirs["target"], abs=0.005)
-            assert mine.target_covered == pytest.approx(theirs["target_covered"], abs=0.005)
+        assert mine.token_covered == pytest.approx(theirs["token_covered"], abs=0.005)
+        if name in WITHOUT_LAST:
+            assert mine.target_top1 is None and mine.target_covered is None
+            continue
+        assert mine.target_top1 == pytest.approx(theirs["target"], abs=0.005)
+        assert mine.target_covered == pytest.approx(theirs["target_covered"], abs=0.005)
 
 
 @pytest.mark.parametrize("name", sorted(LAYERS))

@@ -23,6 +23,7 @@ NAMES = ("tiny-kimi", "tiny-llama")
 TWINS: dict[str, dict[str, Any]] = {
     "float32 against bf16": {"dtype": "float32"},
     "chunked against whole": {"chunked_prefill_size": 16},
+    "a tree against a chain": {"topk": 2},
     "no prefix cache": {"extra": ["--disable-radix-cache"]},
 }
 

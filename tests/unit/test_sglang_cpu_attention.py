@@ -269,6 +269,17 @@ def test_extend_of_a_request_without_new_rows_writes_nothing() -> None:
     torch.testing.assert_close(extend(batch, k=batch.k, v=batch.v), extend_by_hand(batch), atol=1e-5, rtol=1e-5)
 
 
+def test_extend_leaves_the_padding_of_a_batch_alone() -> None:
+    """Attention data parallelism pads the rows and the pool indices of a batch, and not its sequence lengths."""
+    batch = make_batch([3, 2], [3, 2])
+    expected = extend_by_hand(batch)
+    batch.q = torch.cat((batch.q, torch.randn(5, *batch.q.shape[1:])))
+    batch.rows = torch.cat((batch.rows, torch.tensor([0])))
+    out = extend(batch, k=batch.k, v=batch.v)
+    torch.testing.assert_close(out[:5], expected, atol=1e-5, rtol=1e-5)
+    assert (out[5:] == 9.0).all()
+
+
 def test_extend_rounds_once_to_bfloat16() -> None:
     batch = make_batch([5, 0], [4, 3], dtype=torch.bfloat16)
     expected = extend_by_hand(batch).to(torch.bfloat16)

@@ -66,7 +66,9 @@ def extend_attention_cpu(
     softmax = Softmax(scaling, logit_cap, sinks)
     totals, news, starts = seq_lens.tolist(), extend_seq_lens.tolist(), extend_start_loc.tolist()
     mask_start = 0
-    for slots, total, new, start in zip(req_to_token[req_pool_indices], totals, news, starts, strict=True):
+    # A padded batch (attention data parallelism) has more pool indices than sequences; its padding rows are left alone.
+    tables = req_to_token[req_pool_indices[: len(totals)]]
+    for slots, total, new, start in zip(tables, totals, news, starts, strict=True):
         rows = slice(start, start + new)
         mask_end = mask_start + new * new
         if new:

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from drafttrace.tracer.errors import UnreadableFile
+from drafttrace.tracer.file_bytes import FileBytes
 from drafttrace.tracer.rows import DType, Floats, to_float32
 
 HEADER_LIMIT = 50_000_000
@@ -192,7 +193,7 @@ class Checkpoint:
     """The tensors of a model folder, by name.
 
     ``root`` is the folder, ``files`` its weight files, ``index`` the shard index (None where there is none).
-    Tensors are memory-mapped: nothing is read before it is touched.
+    Nothing is read before it is asked for.
     """
 
     def __init__(self, root: Path, files: tuple[Path, ...], index: Path | None, where: Mapping[str, Path]) -> None:
@@ -202,6 +203,7 @@ class Checkpoint:
         self._where = where
         self._headers: dict[Path, dict[str, TensorInfo]] = {}
         self._loaded: dict[Path, dict[str, Any]] = {}
+        self._opened: dict[Path, FileBytes] = {}
 
     def __contains__(self, name: object) -> bool:
         return name in self._where
@@ -251,8 +253,24 @@ class Checkpoint:
         kind = info.float_dtype
         if kind is None:
             raise UnreadableFile(f"{info.file} stores '{name}' as {info.dtype}; expected floating point.")
-        raw = self.array(name)
-        return to_float32(raw if index is None else raw[index], kind)
+        return to_float32(self._read(info, index), kind)
+
+    def _read(self, info: TensorInfo, index: Any) -> npt.NDArray[np.generic]:
+        """A tensor, or rows of it, read and not mapped: a download that starts anew would kill the process."""
+        if info.file in self._loaded or info.nbytes == 0 or isinstance(index, tuple):
+            raw = self.array(info.name)
+            return raw if index is None else raw[index]
+        file = self._opened.setdefault(info.file, FileBytes(info.file))
+        if index is None:
+            return file.read(info.begin, info.nbytes).view(info.storage).reshape(info.shape)
+        rows = np.arange(info.shape[0])[index]
+        size = info.nbytes // info.shape[0]
+        out = np.empty(size * rows.size, np.uint8)
+        if rows.size and rows.ndim and (np.diff(rows.reshape(-1)) == 1).all():
+            file.gather(out, [info.begin + int(rows.flat[0]) * size], size * rows.size)
+        else:
+            file.gather(out, (info.begin + int(row) * size for row in rows.reshape(-1)), size)
+        return out.view(info.storage).reshape(*rows.shape, *info.shape[1:])
 
     def tensor(self, name: str) -> Any:
         """One tensor as a torch tensor over the memory map (no copy; read-only by contract)."""

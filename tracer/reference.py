@@ -291,13 +291,14 @@ def _run_batch(
         "made_with": f"transformers {transformers.__version__}, torch {torch.__version__}",
     }
     with contextlib.ExitStack() as stack:
-        outputs = [
-            stack.enter_context(SafetensorsWriter(path, _specs(model, plan, len(tokens)), full))
+        writers = [
+            SafetensorsWriter(path, _specs(model, plan, len(tokens)), full)
             for path, tokens in zip(paths, samples, strict=True)
         ]
+        outputs = [stack.enter_context(writer) for writer in writers]
         for output, tokens in zip(outputs, samples, strict=True):
             output["token_ids"][:] = tokens
-        seen = _hook(model, plan, outputs, stack)
+        seen = _hook(model, plan, outputs, writers, stack)
         with torch.inference_mode():
             mask = attention.to(model.device) if len(samples) > 1 else None
             _forward(model, ids.to(model.device), mask)
@@ -331,7 +332,13 @@ def _width(model: _Model) -> int:
     return int(config.hidden_size)
 
 
-def _hook(model: _Model, plan: Plan, outputs: Sequence[Mapping[str, Any]], stack: contextlib.ExitStack) -> set[int]:
+def _hook(
+    model: _Model,
+    plan: Plan,
+    outputs: Sequence[Mapping[str, Any]],
+    writers: Sequence[SafetensorsWriter],
+    stack: contextlib.ExitStack,
+) -> set[int]:
     """Attach a tap for every stored boundary; each writes its rows straight into the files. Returns what fired."""
     seen: set[int] = set()
 
@@ -341,9 +348,10 @@ def _hook(model: _Model, plan: Plan, outputs: Sequence[Mapping[str, Any]], stack
         plain = states.detach().to(getattr(torch, _DTYPES[model.kind])).cpu()
         array = (plain.view(torch.int16) if model.kind == "bf16" else plain).numpy().view(STORAGE[model.kind])
         column = plan.stored.index(k)
-        for row, output in enumerate(outputs):
+        for row, (output, writer) in enumerate(zip(outputs, writers, strict=True)):
             target = output["hidden_states"]
             target[:, column] = array[row, : target.shape[0]]
+            writer.wrote(target[:, column].nbytes)
         seen.add(k)
 
     def before(k: int) -> Callable[..., None]:

@@ -25,6 +25,7 @@ from safetensors.numpy import save_file
 
 from drafttrace.tracer import cli
 from drafttrace.tracer.capture import Capture
+from drafttrace.tracer.checkpoint import open_checkpoint
 from drafttrace.tracer.dumps import document, file_tensor, hdf5_file, torch_file
 from drafttrace.tracer.dumps.arrow_masks import mask_for
 from drafttrace.tracer.dumps.arrow_stream import batches_of
@@ -241,6 +242,19 @@ def test_inspect_of_a_dump_that_is_cut_off_meanwhile_ends_with_exit_code_2(
         cli.main()
     assert left.value.code == 2
     assert "cut off while it was read: it has 1,000 bytes" in capsys.readouterr().err
+
+
+def test_a_target_that_is_cut_off_while_it_is_open_is_one_sentence(tmp_path: Path) -> None:
+    """As a download does that begins anew."""
+    table = np.arange(4000, dtype=np.float32).reshape(1000, 4)
+    save_file({"w": table}, tmp_path / "model.safetensors")
+    weights = open_checkpoint(tmp_path)
+    for index in (None, slice(5, 900), slice(None, None, 7), np.array([3, 3, 999, 0]), -1):
+        assert np.array_equal(weights.floats("w", index), table if index is None else table[index])
+    os.truncate(tmp_path / "model.safetensors", 5000)
+    for index in (None, slice(500, 900), np.array([3, 999])):
+        with pytest.raises(UnreadableFile, match="cut off while it was read"):
+            weights.floats("w", index)
 
 
 def test_an_arrow_table_that_is_cut_off_meanwhile_is_a_note(tmp_path: Path) -> None:

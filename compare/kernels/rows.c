@@ -101,26 +101,36 @@ INLINE float e4m3_value(uint32_t b) {
 
 #define LEVEL avx512
 #define LANES 16
+#define AVX512 "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,avx2,fma,bmi,bmi2,f16c"
 #if defined(__clang__)
-#define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512cd,avx2,fma,bmi,bmi2,f16c")))
+#define WIDE AVX512
 #else
-#define TARGET \
-    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512cd,avx2,fma,bmi,bmi2,f16c,prefer-vector-width=512")))
+#define WIDE AVX512 ",prefer-vector-width=512"
 #endif
+#define TARGET __attribute__((target(WIDE)))
+#include "rows_body.h"
+#undef LEVEL
+#undef TARGET
+
+/* The same with a look-up of 64 bytes in tables of 128: fp8 values. */
+#define LEVEL vbmi
+#define TARGET __attribute__((target(WIDE ",avx512vbmi")))
+#define TABLES
 #include "rows_body.h"
 #undef LEVEL
 #undef TARGET
 #undef LANES
+#undef TABLES
 #endif
 
-/* The best instruction set of this machine: 0 plain, 1 AVX2, 2 AVX-512. */
+/* The best instruction set of this machine: 0 plain, 1 AVX2, 2 AVX-512, 3 with byte look-ups. */
 EXPORT int drafttrace_level(void) {
 #if defined(__x86_64__) && defined(__GNUC__)
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
         __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("bmi2"))
-        return 2;
+        return __builtin_cpu_supports("avx512vbmi") ? 3 : 2;
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2")) return 1;
 #endif
     return 0;
@@ -135,6 +145,7 @@ EXPORT int drafttrace_measure(const Job *job, int level) {
         job->right.format < 0 || job->right.format >= FORMATS || level > drafttrace_level())
         return 2;
 #if defined(__x86_64__) && defined(__GNUC__)
+    if (level == 3) return measure_vbmi(job);
     if (level == 2) return measure_avx512(job);
     if (level == 1) return measure_avx2(job);
 #endif
@@ -145,6 +156,7 @@ EXPORT int drafttrace_measure(const Job *job, int level) {
 EXPORT int drafttrace_hash(const Side *side, int64_t width, int64_t count, const int64_t *index, uint64_t *hashes, int level) {
     if (width < 1 || count < 0 || side->format < 0 || side->format >= FORMATS || level > drafttrace_level()) return 2;
 #if defined(__x86_64__) && defined(__GNUC__)
+    if (level == 3) { hash_rows_vbmi(side, width, count, index, hashes); return 0; }
     if (level == 2) { hash_rows_avx512(side, width, count, index, hashes); return 0; }
     if (level == 1) { hash_rows_avx2(side, width, count, index, hashes); return 0; }
 #endif
@@ -157,6 +169,7 @@ EXPORT int drafttrace_cross(
     const float *const *xs, int64_t nx, const float *const *ys, int64_t ny, int64_t rows, int64_t width, double *out, int level) {
     if (nx < 1 || ny < 1 || rows < 0 || width < 1 || level > drafttrace_level()) return 2;
 #if defined(__x86_64__) && defined(__GNUC__)
+    if (level == 3) { cross_vbmi(xs, nx, ys, ny, rows, width, out); return 0; }
     if (level == 2) { cross_avx512(xs, nx, ys, ny, rows, width, out); return 0; }
     if (level == 1) { cross_avx2(xs, nx, ys, ny, rows, width, out); return 0; }
 #endif

@@ -45,6 +45,40 @@ TARGET static void FN(e4m3)(const char *p, int64_t n, float *restrict out) {
     for (; i < n; i++) out[i] = e4m3_value((uint8_t)p[i]);
 }
 
+#if defined(TABLES)
+/* fp8 values as bf16, exactly: every one of them is a bf16 value. The two bytes of the 128 magnitudes are looked up, the
+ * sign is put to the upper one. Words are put in order before bytes are woven together within their quarters. */
+typedef struct {
+    uint8_t low[128], high[128];
+} FN(Table);
+
+static void FN(fill)(FN(Table) *table, int64_t format) {
+    for (uint32_t b = 0; b < 128; b++) {
+        uint32_t bits = as_bits(format == FP8_E4M3 ? e4m3_value(b) : half_value(b << 8));
+        table->low[b] = (uint8_t)(bits >> 16);
+        table->high[b] = (uint8_t)(bits >> 24);
+    }
+}
+
+TARGET static void FN(fp8_words)(const FN(Table) *table, const char *p, int64_t n, uint16_t *restrict out) {
+    const __m512i low0 = _mm512_loadu_si512(table->low), low1 = _mm512_loadu_si512(table->low + 64);
+    const __m512i high0 = _mm512_loadu_si512(table->high), high1 = _mm512_loadu_si512(table->high + 64);
+    const __m512i order = _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0), sign = _mm512_set1_epi8((char)0x80);
+    int64_t i = 0;
+    for (; i + 64 <= n; i += 64) {
+        __m512i codes = _mm512_permutexvar_epi64(order, _mm512_loadu_si512(p + i));
+        __m512i low = _mm512_permutex2var_epi8(low0, codes, low1), high = _mm512_permutex2var_epi8(high0, codes, high1);
+        high = _mm512_ternarylogic_epi64(high, codes, sign, 0xf8); /* high | (codes & sign) */
+        _mm512_storeu_si512(out + i, _mm512_unpacklo_epi8(low, high));
+        _mm512_storeu_si512(out + i + 32, _mm512_unpackhi_epi8(low, high));
+    }
+    for (; i < n; i++) {
+        uint8_t code = (uint8_t)p[i];
+        out[i] = (uint16_t)(table->low[code & 0x7f] | (table->high[code & 0x7f] | (code & 0x80)) << 8);
+    }
+}
+#endif
+
 /* n values from channel `first` on as float32, exactly (fp64 is rounded), times the row's factor. */
 TARGET static void FN(convert)(const Side *side, const char *row, int64_t first, int64_t n, float scale, float *restrict out) {
     const char *p = row + first * ITEM[side->format];
@@ -331,6 +365,9 @@ typedef struct {
     double *doubles;
     uint16_t *upper, guess;
     uint32_t *few;
+#if defined(TABLES)
+    FN(Table) tables[2]; /* of e4m3 and of e5m2 */
+#endif
 } FN(Room);
 
 static void FN(release)(FN(Room) *room) {
@@ -341,6 +378,10 @@ static void FN(release)(FN(Room) *room) {
 static int FN(take)(FN(Room) *room, const Job *job) {
     size_t n = (size_t)job->width;
     memset(room, 0, sizeof *room);
+#if defined(TABLES)
+    FN(fill)(&room->tables[0], FP8_E4M3);
+    FN(fill)(&room->tables[1], FP8_E5M2);
+#endif
     room->steps = malloc(n * 4); room->x = malloc(n * 4); room->y = malloc(n * 4); room->doubles = malloc(n * 8);
     room->upper = malloc(n * 2); room->few = malloc(n * 4 + 4);
     if (job->massive_count) {
@@ -362,17 +403,51 @@ static int FN(take)(FN(Room) *room, const Job *job) {
     return 0;
 }
 
+/* Whether a side's values are bf16, or are quickly made bf16, with no factor. */
+INLINE int FN(narrow)(const Side *side) {
+#if defined(TABLES)
+    if (side->format == FP8_E4M3 || side->format == FP8_E5M2) return !side->scale;
+#endif
+    return side->format == BF16 && !side->scale;
+}
+
+/* n channels from `first` on of a row of a narrow side as bf16: where they are, or made in `made`. */
+TARGET static const char *FN(words)(const FN(Room) *room, const Side *side, const char *row, int64_t first, int64_t n, uint16_t *made) {
+#if defined(TABLES)
+    if (side->format != BF16) {
+        FN(fp8_words)(&room->tables[side->format == FP8_E5M2], row + first, n, made);
+        return (const char *)made;
+    }
+#endif
+    (void)room; (void)side; (void)n; (void)made;
+    return row + 2 * first;
+}
+
+/* As convert(), fp8 by way of bf16 where that is quick. made: [n]. */
+TARGET static void FN(values)(const FN(Room) *room, const Side *side, const char *row, int64_t first, int64_t n, float scale, uint16_t *made, float *restrict out) {
+#if defined(TABLES)
+    if (side->format == FP8_E4M3 || side->format == FP8_E5M2) {
+        FN(words)(room, side, row, first, n, made);
+        for (int64_t i = 0; i < n; i++) out[i] = as_float((uint32_t)made[i] << 16) * scale;
+        return;
+    }
+#endif
+    (void)room; (void)made;
+    FN(convert)(side, row, first, n, scale, out);
+}
+
 /* The sums over the kept channels of one pair of rows. */
 TARGET static void FN(row_sums)(const Job *job, const char *x, const char *y, float sx, float sy, const FN(Room) *room, FN(Sums) *sums) {
     const Side *left = &job->left, *right = &job->right;
-    int both_bf16 = left->format == BF16 && right->format == BF16 && !left->scale && !right->scale;
+    int both_narrow = FN(narrow)(left) && FN(narrow)(right);
     int wide = left->format == FP32 || right->format == FP32 || left->format == FP64 || right->format == FP64;
     float a[CHUNK], b[CHUNK];
+    uint16_t made_x[CHUNK], made_y[CHUNK];
     for (int64_t first = 0; first < job->width; first += CHUNK) {
         int64_t n = job->width - first < CHUNK ? job->width - first : CHUNK;
         const uint32_t *keep = room->keep32 ? room->keep32 + first : NULL;
-        if (both_bf16) {
-            const char *p = x + 2 * first, *q = y + 2 * first;
+        if (both_narrow) {
+            const char *p = FN(words)(room, left, x, first, n, made_x), *q = FN(words)(room, right, y, first, n, made_y);
             if (keep) FN(bf16_kept_sums)(p, q, (const char *)(room->keep16 + first), n / 2, sums);
             else FN(bf16_sums)(p, q, n / 2, sums);
             if (n % 2 == 0) continue;
@@ -383,15 +458,15 @@ TARGET static void FN(row_sums)(const Job *job, const char *x, const char *y, fl
         } else if (wide) {
             const char *p = (const char *)a, *q = (const char *)b;
             if (left->format == FP32 && !left->scale) p = x + 4 * first;
-            else FN(convert)(left, x, first, n, sx, a);
+            else FN(values)(room, left, x, first, n, sx, made_x, a);
             if (right->format == FP32 && !right->scale) q = y + 4 * first;
-            else FN(convert)(right, y, first, n, sy, b);
+            else FN(values)(room, right, y, first, n, sy, made_y, b);
             if (keep) FN(double_kept_sums)(p, q, keep, n, sums);
             else FN(double_sums)(p, q, n, sums);
             continue;
         } else {
-            FN(convert)(left, x, first, n, sx, a);
-            FN(convert)(right, y, first, n, sy, b);
+            FN(values)(room, left, x, first, n, sx, made_x, a);
+            FN(values)(room, right, y, first, n, sy, made_y, b);
         }
         if (keep) FN(float_kept_sums)(a, b, keep, n, sums);
         else FN(float_sums)(a, b, n, sums);

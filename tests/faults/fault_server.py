@@ -18,6 +18,8 @@ from pairs.accept_length import rewired
 SITE = Path(__file__).parent / "served_site"
 STEPS = 5
 NEW_TOKENS = 24
+# What training fed fc with.
+TRAINED = {"tiny-kimi": "B0,B3,B31", "tiny-llama": "B2,B8,B13"}
 # The ids that give the wiring of training in the SGLang of the tests; None: the draft's config is right as it is.
 RIGHT_IDS = {"tiny-kimi": (0, 3, 31), "tiny-llama": None}
 

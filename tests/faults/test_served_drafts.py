@@ -13,7 +13,7 @@ from typing import Any
 import fault_drafts as drafts
 import pytest
 from fault_rows import Row
-from fault_server import NEW_TOKENS, STEPS, FaultServer, Found, check, diff, dump_of, record, right_draft
+from fault_server import NEW_TOKENS, STEPS, TRAINED, FaultServer, Found, check, diff, dump_of, record, right_draft
 from sglang_cpu.arguments import cpu_args
 from sglang_cpu.server import ServerDied
 
@@ -139,8 +139,7 @@ def _judged(
     """One line of the table: what this command says of the served draft."""
     expected = () if wanted is None else (wanted,)
     if command == CHECK:
-        trained = ("--trained", "B0,B3,B31") if case.pair == KIMI else ("--trained", "B2,B8,B13")
-        found = check(pair.target, draft, folder / "check.json", *trained)
+        found = check(pair.target, draft, folder / "check.json", "--trained", TRAINED[case.pair])
     else:
         assert trace is not None
         found = diff(trace, dump_of(pair) if command == DIFF else None)

@@ -37,6 +37,9 @@ def open(
     slots: Sequence[str] | None = None,
     tokens: str | None = None,
     last: str | None = None,
+    last_norm: str = "unknown",
+    mask: str | None = None,
+    boundaries: Sequence[int] | None = None,
     like: Capture | None = None,
 ) -> Capture:
     """Open a trace or a training dump.
@@ -46,20 +49,26 @@ def open(
 
     format: id of a dump layout, to overrule recognition. sample: which one, where the file holds several.
     hidden_size, layer_ids: what a dump does not say of itself (ids in the numbering of its own project). slots, tokens,
-    last: names of the fields, for a file of no known layout. like: the other side of a comparison; among several
+    last, mask: names of the fields, for a file of no known layout; last_norm ("pre", "post") and boundaries say what they
+    hold. like: the other side of a comparison; among several
     samples the one with its tokens is taken.
 
     Raises UnreadableFile for what cannot be read, UnknownFormat for what is not known, DrafttraceError where a sample
     must be chosen.
     """
+    from drafttrace.tracer.dumps.from_mapping import checked_fields
     from drafttrace.tracer.dumps.registry import FieldMap, Request
     from drafttrace.tracer.open import open_capture
 
-    if (slots is None) is not (tokens is None) or (slots is None and last is not None):
+    more = any(value is not None for value in (last, mask, boundaries))
+    if (slots is None) is not (tokens is None) or (slots is None and more):
         raise DrafttraceError(
             "A file of no known layout needs both 'slots' and 'tokens'; give the names of its fields."
         )
-    mapping = None if slots is None or tokens is None else FieldMap(slots=tuple(slots), tokens=tokens, last=last)
+    mapping = None
+    if slots is not None and tokens is not None:
+        wiring = None if boundaries is None else tuple(boundaries)
+        mapping = checked_fields(FieldMap(tuple(slots), tokens, last, last_norm, mask, wiring))
     ids = None if layer_ids is None else tuple(layer_ids)
     return open_capture(
         os.fspath(path),

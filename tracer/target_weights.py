@@ -63,7 +63,7 @@ def read_shape(folder: Path) -> TargetShape:
 
 
 class TargetWeights:
-    """Embedding, final norm and head of a target, memory-mapped."""
+    """Embedding, final norm and head of a target, read in blocks."""
 
     def __init__(self, folder: Path) -> None:
         """Raises UnreadableFile where the folder is no checkpoint with an embedding and a final norm."""

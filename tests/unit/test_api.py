@@ -62,8 +62,15 @@ def test_open_takes_what_a_file_does_not_say(tmp_path: Path) -> None:
     capture = drafttrace.open(path, slots=("state_0", "state_1"), tokens="ids")
     assert len(capture.slots) == 2 and capture.tokens.tolist() == list(range(6))
     np.testing.assert_array_equal(capture.slots[1].rows.floats(), states["state_1"])
+    more = drafttrace.open(
+        path, slots=["state_0"], tokens="ids", last="state_1", last_norm="pre", mask="ids", boundaries=[2]
+    )
+    assert more.wiring == (2,) and more.last is not None and more.last.norm == "pre"
+    assert more.mask is not None and more.mask.tolist() == list(range(6))
     with pytest.raises(drafttrace.DrafttraceError, match="'slots' and 'tokens'"):
         drafttrace.open(path, slots=("state_0",))
+    with pytest.raises(drafttrace.DrafttraceError, match="'rms'"):
+        drafttrace.open(path, slots=["state_0"], tokens="ids", last="state_1", last_norm="rms")
 
 
 def test_diff_names_the_cause(result: drafttrace.Result) -> None:

@@ -39,13 +39,18 @@ def parse_fields(
     from drafttrace.tracer.boundary import parse_wiring
 
     names = tuple(name.strip() for name in slots.split(",") if name.strip())
-    if last_norm not in set(Norm):
-        raise DrafttraceError(f"The last state's norm is '{last_norm}'; give pre, post or unknown.")
     try:
         wiring = parse_wiring(boundaries) if boundaries else None
     except ValueError as error:
         raise DrafttraceError(f"{error}.") from None
-    return FieldMap(names, tokens, last, last_norm, mask, wiring)
+    return checked_fields(FieldMap(names, tokens, last, last_norm, mask, wiring))
+
+
+def checked_fields(fields: FieldMap) -> FieldMap:
+    """The same fields. Raises DrafttraceError for a norm that is not pre, post or unknown."""
+    if fields.last_norm not in set(Norm):
+        raise DrafttraceError(f"The last state's norm is '{fields.last_norm}'; give pre, post or unknown.")
+    return fields
 
 
 def _detect(_document: Document, request: Request) -> str | None:

@@ -47,3 +47,12 @@ def test_a_file_of_no_known_layout_is_replayed_by_its_fields(tmp_path: Path) -> 
 def test_slots_that_are_too_few_are_refused() -> None:
     done = replay(PAIR / "dump/hidden_states/hs_0.safetensors", "--slots-are", "B2,B8")
     assert done.returncode == 2 and "3 slots" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_folder_of_samples_says_how_to_take_one_or_all() -> None:
+    """It told of --sample, which replay does not have."""
+    done = replay(PAIR / "dump")
+    assert (
+        done.returncode == 2 and "--all" in done.stderr and "#0'" in done.stderr and "--sample" not in done.stderr
+    )
+    assert replay(f"{PAIR / 'dump'}#1", "--steps", "1", "--no-switches").returncode == 0

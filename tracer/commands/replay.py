@@ -32,11 +32,15 @@ if TYPE_CHECKING:
 def _captures(
     spec: str, *, every: bool, format: str | None, mapping: FieldMap | None, request: Request
 ) -> list[Capture]:
-    from drafttrace.tracer.open import open_capture, open_numbered
+    from drafttrace.tracer.open import open_capture, open_numbered, split_spec
 
-    if not every:
-        return [open_capture(spec, format=format, mapping=mapping, request=request)]
     first, count = open_numbered(spec, format=format, mapping=mapping, request=request)
+    if not every:
+        if count > 1 and split_spec(spec)[1] is None:
+            raise DrafttraceError(
+                f"'{spec}' holds {count} samples; name one as '{spec}#0', or replay all of them with --all."
+            )
+        return [first]
     rest = (
         open_capture(spec, format=format, sample=number, mapping=mapping, request=request)
         for number in range(1, count)

@@ -162,8 +162,7 @@ def _choose(collection: Collection, like: Capture | None) -> int:
     if like is None:
         numbers = [ref.number for ref in collection.refs]
         raise DrafttraceError(
-            f"'{collection.path}' holds {len(numbers)} samples; name one as '{collection.path}#{numbers[0]}' or with "
-            "--sample."
+            f"'{collection.path}' holds {len(numbers)} samples; name one as '{collection.path}#{numbers[0]}'."
         )
     from drafttrace.tracer.dumps.token_index import find_in
 

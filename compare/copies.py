@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from drafttrace.compare.facts import CopyFacts, RowFacts
 from drafttrace.compare.judge import MATCH
@@ -10,6 +10,7 @@ from drafttrace.compare.measured import MeasuredSlot
 from drafttrace.compare.padding import find_leaks
 from drafttrace.compare.repeats import find_borrowed, find_repeats
 from drafttrace.compare.result import SlotResult
+from drafttrace.compare.rowblocks import RowMap
 from drafttrace.compare.rowmap import find_row_map
 from drafttrace.tracer.capture import Capture
 
@@ -18,25 +19,29 @@ def look_for_copies(
     left: Capture,
     reference: Capture | None,
     others: Sequence[Capture],
-    measured: Sequence[MeasuredSlot] = (),
-    judged: Sequence[SlotResult] = (),
+    maps: Sequence[RowMap] = (),
     odd: Sequence[RowFacts] = (),
 ) -> CopyFacts:
-    """The facts. others: traces of other requests. measured, judged, odd: the slots, where they were compared."""
+    """The facts. others: traces of other requests. maps, odd: of the slots, where they were compared."""
     wanted = {rows.slot: rows.odd_rows for rows in odd if rows.odd_rows}
+    return CopyFacts(
+        left=find_repeats(left),
+        reference=find_repeats(reference) if reference is not None else (),
+        borrowed=find_borrowed(left, others, wanted),
+        maps=tuple(maps),
+        leaks=find_leaks(left),
+    )
+
+
+def row_maps(left: Capture, measured: Iterable[MeasuredSlot], judged: Iterable[SlotResult]) -> tuple[RowMap, ...]:
+    """Which rows of the reference the deviating rows of every slot are, for the slots that have some."""
     verdicts = {slot.slot: slot for slot in judged}
     maps = [
         find_row_map(slot, left, rank_count(left))
         for slot in measured
         if slot.index >= 0 and (verdicts[slot.index].verdict != MATCH or verdicts[slot.index].outlier_rows)
     ]
-    return CopyFacts(
-        left=find_repeats(left),
-        reference=find_repeats(reference) if reference is not None else (),
-        borrowed=find_borrowed(left, others, wanted),
-        maps=tuple(found for found in maps if found is not None),
-        leaks=find_leaks(left),
-    )
+    return tuple(found for found in maps if found is not None)
 
 
 def rank_count(trace: Capture) -> int:

@@ -143,15 +143,15 @@ def _round_masks(ids: RowIds) -> Iterator[tuple[str, Bools]]:
 
 
 def _group(name: str, rows: RowMeasures, keep: Bools) -> Group:
-    part = rows.at(keep)
+    rel_l2 = rows.rel_l2[keep]
     return Group(
         name,
-        len(part),
-        median(part.cosine),
-        median(part.rel_l2),
-        median(part.norm_ratio),
-        median(part.cosine_trimmed),
-        stats(part.rel_l2).p99,
+        len(rel_l2),
+        median(rows.cosine[keep]),
+        median(rel_l2),
+        median(rows.norm_ratio[keep]),
+        median(rows.cosine_trimmed[keep]),
+        stats(rel_l2).p99,
     )
 
 
@@ -183,17 +183,17 @@ def series(rows: RowMeasures, ids: RowIds) -> Series:
 def summary_stats(rows: RowMeasures) -> dict[str, object]:
     """The fields of :class:`SlotResult` that are statistics, over all finite rows (percentiles over ordinary ones)."""
     keep = ordinary_rows(rows)
-    plain = rows.at(keep)
+    ulp = stats(rows.ulp[keep])
     return {
-        "cosine": stats(plain.cosine),
-        "cosine_trimmed": stats(plain.cosine_trimmed),
+        "cosine": stats(rows.cosine[keep]),
+        "cosine_trimmed": stats(rows.cosine_trimmed[keep]),
         "norm_left": stats(rows.norm_left),
         "norm_reference": stats(rows.norm_reference),
-        "norm_ratio": stats(plain.norm_ratio),
-        "rel_l2": stats(plain.rel_l2),
+        "norm_ratio": stats(rows.norm_ratio[keep]),
+        "rel_l2": stats(rows.rel_l2[keep]),
         "max_abs": float(np.nanmax(rows.max_abs, initial=0.0)) if np.isfinite(rows.max_abs).any() else float("nan"),
-        "ulp_p50": stats(plain.ulp).p50,
-        "ulp_p99": stats(plain.ulp).p99,
+        "ulp_p50": ulp.p50,
+        "ulp_p99": ulp.p99,
         "massive_rows": int((~keep).sum() - (rows.nan_left | rows.nan_reference).sum()),
         "nan_rows": int((rows.nan_left | rows.nan_reference).sum()),
         "zero_rows": int((rows.zero_left | rows.zero_reference).sum()),

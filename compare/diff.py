@@ -9,7 +9,7 @@ from drafttrace import __version__
 from drafttrace.compare import assemble
 from drafttrace.compare.acceptance import Expected, acceptance_of
 from drafttrace.compare.align import Alignment, plan
-from drafttrace.compare.copies import look_for_copies
+from drafttrace.compare.copies import look_for_copies, row_maps
 from drafttrace.compare.facts import CopyFacts, Facts, RowFacts
 from drafttrace.compare.findings import diagnose
 from drafttrace.compare.findings.tokens import first_difference
@@ -76,13 +76,15 @@ def diff(
     measured = tuple(measured_slots(left, sides, alignment, location))
     slots = tuple(_judged(measured, location, judging))
     odd = tuple(row_facts(slot, thresholds) for slot in measured)
+    maps = row_maps(left, measured, slots)
+    del measured  # some 60 bytes a row and slot, before the last state's come
     further = tuple(_judged(measured_others(left, reference, sides, alignment, location), location, judging))
     partial = find_partial_sum(left, rank_traces, reference, location.sample)
     work = _Work(
         left=left,
         reference=reference,
         alignment=alignment,
-        copies=look_for_copies(left, reference, others, measured, slots, odd),
+        copies=look_for_copies(left, reference, others, maps, odd),
         location=location,
         slots=slots,
         others=further,

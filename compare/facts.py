@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import numpy as np
 
 from drafttrace.compare.align import Alignment
 from drafttrace.compare.hypotheses import Doubles, Fit
@@ -18,7 +20,7 @@ from drafttrace.compare.rope_facts import RopeTrial
 from drafttrace.compare.rowblocks import RowMap
 from drafttrace.compare.thresholds import Noise, Thresholds
 from drafttrace.compare.wiring import Reading
-from drafttrace.tracer.capture import Capture
+from drafttrace.tracer.capture import Capture, Ints
 
 VALUE, DECLARED = "value", "declared"
 
@@ -67,7 +69,7 @@ class RowFacts:
     nan_left: tuple[int, ...]
     nan_reference: tuple[int, ...]
     odd_rows: tuple[int, ...] = ()
-    good_rows: tuple[int, ...] = ()
+    good_rows: Ints = field(default_factory=lambda: np.empty(0, np.int64), compare=False)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from drafttrace.compare.kernels import blocks, native
-from drafttrace.compare.kernels.hashes import Hashes, plain_hashes
+from drafttrace.compare.kernels.hashes import Hashes
 from drafttrace.compare.result import Stats
 from drafttrace.tracer.capture import Ints
 from drafttrace.tracer.rows import Floats, Rows
@@ -21,7 +21,9 @@ from drafttrace.tracer.rows import Floats, Rows
 Doubles = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 BLOCK_BYTES = 32 * 2**20
+_AT_ONCE = 1 << 14  # rows whose sums are kept until they have become measures
 _NO_CHANNELS = np.empty(0, np.int64)
+_YES_OR_NO = ("nan_", "zero_", "flat_")
 
 
 @dataclass(frozen=True)
@@ -31,8 +33,7 @@ class RowMeasures:
     cosine, cosine_trimmed (without the massive channels), norm_left, norm_reference, rel_l2
     (|left - reference| / |reference|), max_abs, ulp (median over channels of the distance in bf16 steps),
     nan_left, nan_reference (any channel not finite), zero_left, zero_reference, flat_left, flat_reference
-    (every channel the same value), hash_left, hash_reference (of the stored bytes: equal rows of one stream have
-    equal hashes). A row with a zero or non-finite side has NaN where no value is meant.
+    (every channel the same value). A row with a zero or non-finite side has NaN where no value is meant.
     """
 
     cosine: Doubles
@@ -48,11 +49,20 @@ class RowMeasures:
     zero_reference: Bools
     flat_left: Bools
     flat_reference: Bools
-    hash_left: Hashes
-    hash_reference: Hashes
 
     def __len__(self) -> int:
         return len(self.cosine)
+
+    @staticmethod
+    def empty(count: int) -> RowMeasures:
+        """Room for the measures of ``count`` rows."""
+        kinds = (np.bool_ if field.name.startswith(_YES_OR_NO) else np.float64 for field in fields(RowMeasures))
+        return RowMeasures(*(np.empty(count, kind) for kind in kinds))
+
+    def put(self, part: slice, measures: RowMeasures) -> None:
+        """Write the measures of some of the rows."""
+        for field in fields(self):
+            getattr(self, field.name)[part] = getattr(measures, field.name)
 
     @property
     def norm_ratio(self) -> Doubles:
@@ -60,10 +70,6 @@ class RowMeasures:
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio: Doubles = self.norm_left / self.norm_reference
         return ratio
-
-    def at(self, keep: Bools | Ints) -> RowMeasures:
-        """The measures of some of the rows."""
-        return RowMeasures(*(getattr(self, f.name)[keep] for f in fields(self)))
 
 
 def measure_rows(
@@ -86,9 +92,13 @@ def measure_many(
             raise ValueError(f"rows of width {left.width} and {right.width}")
     if native.available() and len(left_index) and all(left.width for left, _right, _massive in slots):
         jobs = [blocks.Slot(a, b, _NO_CHANNELS if massive is None else massive) for a, b, massive in slots]
-        outputs = blocks.measure(jobs, left_index, right_index, BLOCK_BYTES // 8)
-        outputs.reverse()
-        return tuple([_of_output(outputs.pop(), job.massive) for job in jobs])  # each one's room is free after it
+        made = tuple(RowMeasures.empty(len(left_index)) for _ in jobs)
+        for start in range(0, len(left_index), _AT_ONCE):
+            part = slice(start, start + _AT_ONCE)
+            outputs = blocks.measure(jobs, left_index[part], right_index[part], BLOCK_BYTES // 8)
+            for whole, output, job in zip(made, outputs, jobs, strict=True):
+                whole.put(part, _of_output(output, job.massive))
+        return made
     return tuple(_measure_plainly(a, left_index, b, right_index, massive) for a, b, massive in slots)
 
 
@@ -99,15 +109,12 @@ def _measure_plainly(
     parts = []
     for start in range(0, max(1, len(left_index)), step):
         ours, theirs = left_index[start : start + step], right_index[start : start + step]
-        hashes = plain_hashes(*left.take_raw(ours)), plain_hashes(*right.take_raw(theirs))
-        parts.append(measure_block(left.take(ours), right.take(theirs), massive, hashes))
+        parts.append(measure_block(left.take(ours), right.take(theirs), massive))
     return RowMeasures(*(np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(RowMeasures)))
 
 
-def measure_block(
-    left: Floats, right: Floats, massive: Ints | None = None, hashes: tuple[Hashes, Hashes] | None = None
-) -> RowMeasures:
-    """The measures of one block, both sides ``[n, H]`` float32. hashes: of the stored rows, where they are known."""
+def measure_block(left: Floats, right: Floats, massive: Ints | None = None) -> RowMeasures:
+    """The measures of one block, both sides ``[n, H]`` float32."""
     with np.errstate(all="ignore"):
         finite_left: Bools = np.asarray(np.isfinite(left).all(1))
         finite_right: Bools = np.asarray(np.isfinite(right).all(1))
@@ -137,8 +144,6 @@ def measure_block(
         zero_reference=~any_right,
         flat_left=_flat(left),
         flat_reference=_flat(right),
-        hash_left=plain_hashes(left, None) if hashes is None else hashes[0],
-        hash_reference=plain_hashes(right, None) if hashes is None else hashes[1],
     )
 
 
@@ -173,8 +178,6 @@ def _of_output(out: native.Output, massive: Ints) -> RowMeasures:
         zero_reference=flag(native.ZERO_RIGHT),
         flat_left=flag(native.FLAT_LEFT),
         flat_reference=flag(native.FLAT_RIGHT),
-        hash_left=out.hashes[:, 0].copy(),
-        hash_reference=out.hashes[:, 1].copy(),
     )
 
 

@@ -32,5 +32,5 @@ def row_facts(slot: MeasuredSlot, thresholds: Thresholds) -> RowFacts:
         nan_left=at(rows.nan_left),
         nan_reference=at(rows.nan_reference),
         odd_rows=tuple(int(r) for r in pairs.left_rows[odd]),
-        good_rows=tuple(int(r) for r in pairs.left_rows[~outliers]),
+        good_rows=pairs.left_rows[~outliers],
     )

@@ -75,7 +75,7 @@ class RowTable:
         known[: min(n, len(tokens))] = tokens[:n]
 
         def fill(value: int) -> Ints:
-            return np.full(n, value, np.int64)
+            return np.broadcast_to(np.int64(value), n)  # one number, however many rows there are
 
         return RowTable(
             position=np.arange(n, dtype=np.int64),

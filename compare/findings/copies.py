@@ -211,7 +211,7 @@ def _is_padding(facts: Facts, repeat: Repeat) -> bool:
     if len(repeat.rows) < 2 or not all(row.padded for row in repeat.rows):
         return False
     rows = next((r for r in facts.rows if r.slot == repeat.slot), None)
-    if rows is not None and (repeat.rows[0].row in rows.good_rows):
+    if rows is not None and repeat.rows[0].row in rows.good_rows:
         return False
     judged = rows is not None and repeat.rows[0].row in rows.odd_rows
     return judged or len({row.frame for row in repeat.rows}) > 2
@@ -237,7 +237,7 @@ def _padding_by_batch(facts: Facts, told: set[int]) -> Iterator[Finding]:
     if padded is None or not padded.any():
         return
     for rows in facts.rows:
-        odd, good = np.array(rows.odd_rows, np.int64), np.array(rows.good_rows, np.int64)
+        odd, good = np.array(rows.odd_rows, np.int64), rows.good_rows
         if rows.slot in told or len(odd) < 2 or not padded[odd].all() or (~padded[good]).sum() < 5:
             continue
         yield finding(
@@ -313,8 +313,8 @@ def _where(row: RowAt) -> dict[str, int]:
 
 def _borrowed(facts: Facts, borrowed: Sequence[Borrowed]) -> Finding:
     """Rows that another request has too. Where the reference says that ours are right, the other trace has the copy."""
-    good = {(rows.slot, row) for rows in facts.rows for row in rows.good_rows}
-    ours = [b for b in borrowed if (b.slot, b.row.row) not in good]
+    good = {rows.slot: rows.good_rows for rows in facts.rows}
+    ours = [b for b in borrowed if b.slot not in good or b.row.row not in good[b.slot]]
     told = ours or list(borrowed)
     first = min(told, key=lambda b: (b.row.position, b.slot))
     total = len({b.row.position for b in told})

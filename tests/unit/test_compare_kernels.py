@@ -63,6 +63,8 @@ def compiled(
     a, ours = blocks.block(left, index)
     b, theirs = blocks.block(right, index)
     native.measure(a, ours, b, theirs, massive, out, use_level=level)
+    for side, rows in enumerate((left, right)):
+        np.testing.assert_array_equal(out.hashes[:, side], plain_hashes(*rows.take_raw(index)))
     return measure._of_output(out, massive)
 
 
@@ -74,7 +76,7 @@ def assert_alike(found: RowMeasures, known: RowMeasures, exact: bool) -> None:
     np.testing.assert_allclose(found.rel_l2, known.rel_l2, rtol=max(rel, 1e-6), atol=0, err_msg="rel_l2")
     np.testing.assert_allclose(found.max_abs, known.max_abs, rtol=1e-6, atol=0, err_msg="max_abs")
     np.testing.assert_allclose(found.ulp, known.ulp, rtol=1e-6, atol=1e-30, err_msg="ulp")
-    for name in ("nan", "zero", "flat", "hash"):
+    for name in ("nan", "zero", "flat"):
         for side in ("left", "reference"):
             field = f"{name}_{side}"
             np.testing.assert_array_equal(getattr(found, field), getattr(known, field), err_msg=field)
@@ -100,6 +102,28 @@ def test_every_pair_of_formats(left_dtype: DType, right_dtype: DType, level: int
                 continue
             found = compiled(left, right, index, massive, level)
             assert_alike(found, plain(left, right, index, massive), is_exact(left_dtype, right_dtype))
+
+
+@needs_kernel
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("other", [DType.FP8_E4M3, DType.FP8_E5M2, DType.BF16, DType.FP32])
+@pytest.mark.parametrize("dtype", sorted(FP8))
+def test_fp8_without_factors_in_every_place_of_a_row(dtype: DType, other: DType, level: int) -> None:
+    """Every finite code at every place of 64, with channels left out or not: values are looked up 64 at a time."""
+    codes = np.arange(256, dtype=np.uint8)
+    codes = codes[np.isfinite(to_float32(codes, dtype))]
+    width = len(codes) + 70
+    x = np.stack([np.roll(np.resize(codes, width), k) for k in range(64)])
+    left, right = ArrayRows(x, dtype), ArrayRows(sample(other, 64, width, 3), other)
+    index = np.arange(64)
+    for massive in (np.empty(0, np.int64), np.array([0, 1, 63, 64, 200])):
+        for a, b in ((left, right), (right, left), (left, left)):
+            exact = DType.FP32 in (a.dtype, b.dtype)
+            assert_alike(compiled(a, b, index, massive, level), plain(a, b, index, massive), exact)
+    broken = x.copy()
+    broken[5, 33], broken[6, width - 1] = 0x7F, 0xFF
+    found = compiled(ArrayRows(broken, dtype), right, index, np.empty(0, np.int64), level)
+    assert np.flatnonzero(found.nan_left).tolist() == [5, 6]
 
 
 @needs_kernel
@@ -223,7 +247,7 @@ def test_several_slots_at_once_give_what_each_gives_alone() -> None:
     ]
     for together, (left, right, massive) in zip(measure_many(slots, index, index), slots, strict=True):
         alone = measure_rows(left, index, right, index, massive)
-        for name in ("cosine", "cosine_trimmed", "rel_l2", "hash_left"):
+        for name in ("cosine", "cosine_trimmed", "rel_l2", "ulp"):
             np.testing.assert_array_equal(getattr(together, name), getattr(alone, name))
 
 

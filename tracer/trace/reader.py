@@ -139,7 +139,7 @@ def row_table(rows: Records) -> RowTable:
     def column(name: str) -> Ints:
         if name in names:
             return rows[name].astype(np.int64)
-        return np.full(len(rows), schema.DEFAULTS[name], np.int64)
+        return np.broadcast_to(np.int64(schema.DEFAULTS[name]), len(rows))
 
     return RowTable(**{name: column(name) for name in RowTable.__dataclass_fields__})
 

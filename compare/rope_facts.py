@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-LEAST_SIGMAS, LEAST_GAIN = 3.5, 0.25
+LEAST_SIGMAS, LEAST_GAIN = 3.0, 0.25
 
 
 @dataclass(frozen=True)

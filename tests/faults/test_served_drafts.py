@@ -94,7 +94,7 @@ CASES = (
     ),
     # The audit has a note only: drafts may be trained with another base than their target. The replay of the trace tells.
     *on_both(
-        "rope theta of the draft changed", {DIFF: "rope-mismatch"}, config=drafts.other_theta, tokens=2 * NEW_TOKENS
+        "rope theta of the draft changed", {DIFF: "rope-mismatch"}, config=drafts.other_theta, tokens=4 * NEW_TOKENS
     ),
     *on_both("fc_norm asked for, not in the checkpoint", {CHECK: "weights-missing"}, config=drafts.fc_norm_asked),
     *on_both("fc_norm in the checkpoint, not asked for", {CHECK: "norm-missing"}, weights=drafts.with_fc_norm),

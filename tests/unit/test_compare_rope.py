@@ -138,7 +138,7 @@ def test_a_better_base_is_named_with_the_line_that_sets_it() -> None:
 @pytest.mark.parametrize(
     "trial",
     [
-        replace(BETTER, sigmas=3.0),  # chance
+        replace(BETTER, sigmas=2.5),  # chance
         replace(BETTER, loss=(0.6, 0.55)),  # hardly better
         replace(BETTER, sigmas=-5.0, loss=(0.1, 0.6)),  # worse
     ],

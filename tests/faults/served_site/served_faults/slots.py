@@ -81,9 +81,12 @@ def watch(switch: Switch, model: nn.Module) -> None:
         batch = next(v for v in (*args, *kwargs.values()) if hasattr(v, "forward_mode"))
         packed = isinstance(aux, torch.Tensor)
         states = list(aux.chunk(len(chosen), dim=-1)) if packed else list(aux)
+        if not states or not len(states[0]):  # an attention rank without a request
+            return None
+        dtype = states[0].dtype
         here = Pass(batch, module, sorted(module.layers_to_capture), halves, switch.memory, _rank())
         for name in names:
-            states = [state.to(aux[0].dtype) for state in SLOTS[name](states, here)]
+            states = [state.to(dtype) for state in SLOTS[name](states, here)]
         return hidden, torch.cat(states, dim=-1) if packed else type(aux)(states)
 
     backbone.register_forward_pre_hook(enter, with_kwargs=True)

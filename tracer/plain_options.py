@@ -18,14 +18,14 @@ def command_of(app: typer.Typer) -> Command:
     for one in (command, *getattr(command, "commands", {}).values()):
         for option in one.params:
             _spare(option)
-        vars(one)["get_help_option"] = _Help(one.get_help_option)
+        one.get_help_option = _Help(one.get_help_option)
     return command
 
 
 def _spare(option: Option) -> None:
     make = getattr(option, "get_runtime_param", None)
     if make is not None and not isinstance(make, _Given):  # versions without it convert without pydantic
-        vars(option)["get_runtime_param"] = _Given(make)
+        option.get_runtime_param = _Given(make)
 
 
 class _Help:

@@ -256,7 +256,7 @@ def duplicate_rows(rows: Rows, index: Ints, token_id: Ints) -> int:
 def count_repeated(hashes: Hashes, rows: Rows, index: Ints, token_id: Ints) -> int:
     """As :func:`duplicate_rows`, from the hashes of the rows; only rows with equal hashes are read again."""
     same = np.flatnonzero((hashes[1:] == hashes[:-1]) & (token_id[1:] != token_id[:-1])) + 1
-    step = max(16, BLOCK_BYTES // (4 * max(1, rows.width)))
+    step = max(16, BLOCK_BYTES // (16 * max(1, rows.width)))  # both sides, stored and as float32
     count = 0
     for start in range(0, len(same), step):
         here = same[start : start + step]

@@ -155,7 +155,7 @@ def runs(index: npt.NDArray[np.int64], gap: int = 2, most: int = 1024) -> list[t
 
 
 class ArrayRows(Rows):
-    """Rows held by a numpy array or a memory map; columns may be a strided slice of a wider tensor."""
+    """Rows held by a numpy array; columns may be a strided slice of a wider tensor."""
 
     def __init__(self, array: npt.NDArray[np.generic], dtype: DType, scales: Floats | None = None) -> None:
         if array.ndim != 2 or array.dtype != dtype.storage:
@@ -170,14 +170,3 @@ class ArrayRows(Rows):
 
     def scale(self, start: int, stop: int) -> Floats | None:
         return None if self._scales is None else self._scales[start:stop]
-
-
-def split_slots(rows: ArrayRows, width: int) -> tuple[ArrayRows, ...]:
-    """A ``[rows, K * width]`` matrix as K slots ``[rows, width]``, without a copy.
-
-    Raises ValueError where ``width`` does not divide the matrix's width.
-    """
-    if width <= 0 or rows.width % width:
-        raise ValueError(f"a width of {rows.width} is no multiple of {width}")
-    parts = range(0, rows.width, width)
-    return tuple(ArrayRows(rows._array[:, k : k + width], rows.dtype, rows._scales) for k in parts)

@@ -10,6 +10,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -55,18 +56,31 @@ def large_h5(path: Path) -> Path:
             shape = (ROWS, parts * WIDTH)
             dataset = file.create_dataset(name, shape, np.float32, chunks=(128, parts * WIDTH), compression="lzf")
             for start in range(0, ROWS, 128):
-                row = rng.standard_normal((1, 64), np.float32)
-                dataset[start : start + 128] = np.tile(row, (128, shape[1] // 64)) * (start + 1)
+                rows = rng.standard_normal((128, 64), np.float32)
+                dataset[start : start + 128] = np.tile(rows, (1, shape[1] // 64))
     return path
 
 
+# The system counts what stood in memory before a process became another program, so a small one must start it.
+MEASURED = """
+import resource, subprocess, sys
+code = subprocess.run([sys.executable, *sys.argv[1:]], stdout=subprocess.DEVNULL).returncode
+print(code, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)
+"""
+
+
 def peak(arguments: list[str]) -> tuple[int, int]:
-    """Exit code of a process and its largest resident memory in bytes."""
-    with open(os.devnull, "w") as nothing:
-        child = subprocess.Popen([sys.executable, *arguments], stdout=nothing, cwd=ROOT)
-        _pid, status, usage = os.wait4(child.pid, 0)
-        child.returncode = os.waitstatus_to_exitcode(status)
-    return child.returncode, usage.ru_maxrss * 1024
+    """Exit code of a Python process and its largest resident memory in bytes."""
+    command = [sys.executable, "-c", MEASURED, *arguments]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, check=True)
+    code, size = done.stdout.split()
+    return int(code), int(size)
+
+
+def test_the_measure_of_memory_sees_what_a_process_holds() -> None:
+    _code, base = peak(["-c", "pass"])
+    assert base < 64 << 20
+    assert peak(["-c", "held = b'x' * (200 << 20)"])[1] - base > 190 << 20
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss has other units elsewhere")
@@ -339,6 +353,11 @@ def test_a_file_written_in_blocks_is_one_that_torch_reads(dtype: torch.dtype, ma
         assert tensor.dtype is dtype
         assert torch.equal(tensor.view(torch.uint8), wide.view(torch.uint8))
     assert [path.name for path in tmp_path.iterdir()] == ["x.pt"]
+    with zipfile.ZipFile(tmp_path / "x.pt") as archive:
+        assert archive.testzip() is None
+        file = FileBytes(tmp_path / "x.pt")
+        places = [torch_file.member_of(tmp_path, file, archive, info).begin for info in archive.infolist()]
+        assert all(place % 64 == 0 for place in places)
 
 
 def test_a_full_disk_does_not_kill_the_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,9 +33,9 @@ class Repeated:
     """Both sides of a pair of any size, made from one block of rows; every row differs from all others in four
     channels, which hold its number."""
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: int, width: int) -> None:
         self.wiring = tuple(round(k * 59 / max(1, slots)) for k in range(slots + 1))
-        stream = Stream(Shape(tokens=2 * BLOCK, width=WIDTH))
+        stream = Stream(Shape(tokens=2 * BLOCK, width=width))
         values = [stream.rows(k, BLOCK, 2 * BLOCK) for k in self.wiring]
         self.left = [to_bits(v) for v in values]
         self.right = [to_bits(stream.noisy(v, BLOCK)) for v in values]
@@ -49,15 +49,15 @@ class Repeated:
         return made
 
 
-def write(folder: Path, tokens: int, slots: int = 3) -> tuple[Path, Path, int]:
+def write(folder: Path, tokens: int, slots: int = 3, width: int = WIDTH) -> tuple[Path, Path, int]:
     """(trace, dump, bytes of both sides): ``slots`` slots and a last state of ``tokens`` rows."""
-    made = Repeated(slots)
+    made = Repeated(slots, width)
     ids = np.random.default_rng(1).integers(5, 150_000, tokens)
     names = [*(f"aux/{i}" for i in range(slots)), "last"]
     trace, dump = folder / "trace.h5", folder / "hs_0.safetensors"
-    layout = TraceLayout(tuple(TensorSpec(name, WIDTH, DType.BF16) for name in names))
+    layout = TraceLayout(tuple(TensorSpec(name, width, DType.BF16) for name in names))
     about = {"wiring": {"boundaries": list(made.wiring[:-1]), "source": "bench", "n": 61, "last_norm": "pre"}}
-    specs = {"hidden_states": ("bf16", (tokens, slots + 1, WIDTH)), "token_ids": ("int64", (tokens,))}
+    specs = {"hidden_states": ("bf16", (tokens, slots + 1, width)), "token_ids": ("int64", (tokens,))}
     with (
         TraceWriter(trace, layout, request_id="bench", about=about, prompt=ids, overwrite=True) as writer,
         SafetensorsWriter(dump, specs, {}) as tensors,
@@ -83,7 +83,7 @@ def write(folder: Path, tokens: int, slots: int = 3) -> tuple[Path, Path, int]:
                 writer.flush()
         probes = [Probe(name, 1, 1, tokens, 0) for name in names]
         writer.finish(complete=True, tokens=ids, prompt_length=tokens, probes=probes)
-    return trace, dump, 2 * tokens * (slots + 1) * WIDTH * 2
+    return trace, dump, 2 * tokens * (slots + 1) * width * 2
 
 
 def diff(trace: Path, dump: Path, folder: Path) -> Ran:

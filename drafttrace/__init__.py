@@ -74,15 +74,32 @@ def __getattr__(name: str) -> Any:
         found = getattr(import_module(_HOMES[name]), name)
         globals()[name] = found
         return found
-    # Looked up only when asked for: importlib.metadata costs 45 ms, and `--help` must be instant.
     if name == "__version__":
-        from importlib.metadata import PackageNotFoundError, version
-
-        try:
-            return version("drafttrace")
-        except PackageNotFoundError:  # a source tree that was never installed
-            return "0+unknown"
+        found = globals()["__version__"] = _version()
+        return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _version() -> str:
+    """The installed version, out of the name of the folder that pip made: importlib.metadata would read the same, and
+    imports an e-mail parser for it, which is a good part of a short command's time."""
+    import os
+    import sys
+
+    for place in sys.path:
+        try:
+            names = os.listdir(place or ".")
+        except OSError:  # a zip file, a folder that went away
+            continue
+        for name in names:
+            if name.startswith("drafttrace-") and name.endswith(".dist-info"):
+                return name.removeprefix("drafttrace-").removesuffix(".dist-info")
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("drafttrace")
+    except PackageNotFoundError:  # a source tree that was never installed
+        return "0+unknown"
 
 
 def __dir__() -> list[str]:

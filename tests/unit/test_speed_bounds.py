@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench import scale
 from bench.kimi_pair import Shape, write_dump, write_trace
 from drafttrace.compare.diff import diff
 from drafttrace.compare.kernels import native
@@ -94,6 +95,23 @@ def test_how_much_memory_a_comparison_takes(pair: tuple[Path, Path]) -> None:
     finally:
         tracemalloc.stop()
     assert_within("peak_bytes", peak)
+
+
+@pytest.mark.skipif(not native.available(), reason="no C compiler was there when this was installed")
+def test_how_much_memory_every_further_row_takes(tmp_path: Path) -> None:
+    """20 GB a side are 350,000 rows of four states: 113 bytes a row and state are 158 MB."""
+    peaks = []
+    for tokens in (40_000, 80_000):
+        folder = tmp_path / str(tokens)
+        folder.mkdir()
+        trace, dump, _size = scale.write(folder, tokens, width=128)
+        tracemalloc.start()
+        try:
+            diff(*captures((trace, dump)))
+            peaks.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+    assert_within("bytes_per_row_and_state", (peaks[1] - peaks[0]) / (40_000 * 4))
 
 
 def test_how_many_modules_a_diff_imports(pair: tuple[Path, Path]) -> None:

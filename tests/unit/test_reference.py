@@ -202,3 +202,13 @@ def test_the_reference_names_the_boundaries_of_a_real_dump(tmp_path: Path) -> No
         assert distance[best] < 0.03
         found.append(best)
     assert found == [2, 8, 13, 16]
+
+
+@pytest.mark.parametrize("device_map", ["auto", "cpu"])
+def test_a_device_map_changes_where_and_not_what(device_map: str, target: Path, tmp_path: Path) -> None:
+    """Where there is a GPU, ``tests/gpu`` looks at it; accelerate's hooks are in place here, too."""
+    plain = make_reference(target, [TOKENS], tmp_path / "plain.safetensors", dtype="fp32")
+    spread = make_reference(target, [TOKENS], tmp_path / "map.safetensors", dtype="fp32", device_map=device_map)
+    one, two = open_capture(str(plain[0])), open_capture(str(spread[0]))
+    for k, rows in one.boundaries.items():
+        assert np.allclose(rows.floats(), two.boundaries[k].floats(), rtol=1e-3, atol=1e-3), f"B{k}"

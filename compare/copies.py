@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from drafttrace.compare.facts import CopyFacts, RowFacts
 from drafttrace.compare.judge import MATCH
+from drafttrace.compare.locate import Distance
 from drafttrace.compare.measured import MeasuredSlot
 from drafttrace.compare.padding import find_leaks
 from drafttrace.compare.repeats import find_borrowed, find_repeats
@@ -33,13 +34,30 @@ def look_for_copies(
     )
 
 
-def row_maps(left: Capture, measured: Iterable[MeasuredSlot], judged: Iterable[SlotResult]) -> tuple[RowMap, ...]:
-    """Which rows of the reference the deviating rows of every slot are, for the slots that have some."""
+def row_maps(
+    left: Capture,
+    measured: Iterable[MeasuredSlot],
+    judged: Iterable[SlotResult],
+    cross: Mapping[str, Mapping[str, Distance]],
+    near: float,
+) -> tuple[RowMap, ...]:
+    """Which rows of the reference the deviating rows of every slot are, for the slots that have some.
+
+    cross: distances by left and reference name. A slot that is nearer than ``near`` to another state of the reference,
+    row by row, has its rows in their places; looking for them would read the whole pass again.
+    """
     verdicts = {slot.slot: slot for slot in judged}
+
+    def is_another(slot: MeasuredSlot) -> bool:
+        line = cross.get(slot.left.name, {})
+        return any(name != slot.reference.name and found.rel_l2 < near for name, found in line.items())
+
     maps = [
         find_row_map(slot, left, rank_count(left))
         for slot in measured
-        if slot.index >= 0 and (verdicts[slot.index].verdict != MATCH or verdicts[slot.index].outlier_rows)
+        if slot.index >= 0
+        and (verdicts[slot.index].verdict != MATCH or verdicts[slot.index].outlier_rows)
+        and not is_another(slot)
     ]
     return tuple(found for found in maps if found is not None)
 

@@ -165,18 +165,20 @@ def series(rows: RowMeasures, ids: RowIds) -> Series:
         keep = np.unique(np.concatenate([even, np.argsort(-badness, kind="stable")[: MAX_SERIES // 2]]))
 
     def floats(values: Doubles) -> tuple[float, ...]:
-        return tuple(float(f"{value:.6g}") for value in values[keep])
+        return tuple([float(f"{value:.6g}") for value in values[keep].tolist()])
 
+    norms, phases = _norms(rows), ids.phase[keep].tolist()
+    names = {phase: phase_name(phase) for phase in set(phases)}
     return Series(
-        position=tuple(int(p) for p in ids.position[keep]),
-        token_id=tuple(int(t) for t in ids.token_id[keep]),
-        phase=tuple(phase_name(int(p)) for p in ids.phase[keep]),
-        round=tuple(int(r) for r in ids.round[keep]),
+        position=tuple(ids.position[keep].tolist()),
+        token_id=tuple(ids.token_id[keep].tolist()),
+        phase=tuple([names[phase] for phase in phases]),
+        round=tuple(ids.round[keep].tolist()),
         cosine=floats(rows.cosine),
         cosine_trimmed=floats(rows.cosine_trimmed),
         rel_l2=floats(rows.rel_l2),
-        norm_left=floats(_norms(rows)[0]),
-        norm_reference=floats(_norms(rows)[1]),
+        norm_left=floats(norms[0]),
+        norm_reference=floats(norms[1]),
     )
 
 

@@ -76,7 +76,7 @@ def diff(
     measured = tuple(measured_slots(left, sides, alignment, location))
     slots = tuple(_judged(measured, location, judging))
     odd = tuple(row_facts(slot, thresholds) for slot in measured)
-    maps = row_maps(left, measured, slots)
+    maps = row_maps(left, measured, slots, location.cross, thresholds.match)
     del measured  # some 60 bytes a row and slot, before the last state's come
     further = tuple(_judged(measured_others(left, reference, sides, alignment, location), location, judging))
     partial = find_partial_sum(left, rank_traces, reference, location.sample)

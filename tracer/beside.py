@@ -86,7 +86,12 @@ def _rope(left: Capture) -> RopeTrial | None:
     from drafttrace.compare.rope_facts import rope_base
 
     folders = [Path(path) for role in ("target", "draft") if (path := served_path(left, role)) is not None]
-    if left.draft is None or len(folders) < 2 or not all((folder / "config.json").is_file() for folder in folders):
+    if (
+        left.draft is None
+        or left.redacted
+        or len(folders) < 2
+        or not all((folder / "config.json").is_file() for folder in folders)
+    ):
         return None
     try:
         bases = [rope_base(read_json(folder / "config.json")) for folder in folders]

@@ -162,3 +162,11 @@ def test_a_trace_without_a_draft_is_not_replayed(pairs: Any, tmp_path: Path) -> 
     trace = served_with(with_base(pair.draft, tmp_path / "draft", 500000.0), pair.target)
     assert isinstance(trace.draft, DraftRows)
     assert gather(replace(trace, draft=None), None).rope() is None
+
+
+def test_a_redacted_trace_is_not_replayed(pairs: Any, tmp_path: Path) -> None:
+    """Its tokens are no tokens of the model."""
+    pair = pairs["tiny-kimi"]
+    trace = served_with(with_base(pair.draft, tmp_path / "draft", 500000.0), pair.target)
+    assert gather(trace, None).rope() is not None
+    assert gather(replace(trace, about={**trace.about, "redacted": {}}), None).rope() is None

@@ -83,7 +83,9 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 def _is_stream(path: Path) -> bool:
     """Whether a path is a device or pipe such as /dev/stdout: written as it is, never replaced by a file."""
-    return path.exists() and (not path.is_file() or path.absolute().parts[1:2] in {("dev",), ("proc",)})
+    parts = path.absolute().parts
+    special = parts[1:2] in {("dev",), ("proc",)} and parts[1:3] != ("dev", "shm")  # that is a folder as any other
+    return path.exists() and (not path.is_file() or special)
 
 
 def _holds_data(path: Path) -> bool:

@@ -10,6 +10,7 @@ import shutil
 import stat
 import struct
 import sys
+import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -273,3 +274,15 @@ def test_an_hdf5_file_of_a_version_that_there_is_none_of_is_refused(tmp_path: Pa
     with pytest.raises(DrafttraceError) as caught:
         open_capture(str(path))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="this system has no /dev/shm")
+def test_a_trace_in_shared_memory_is_not_replaced_by_a_report() -> None:
+    """What lies below /dev was taken for a device, and written over."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        trace = Path(folder, "t.h5")
+        shutil.copy(TARGET.parents[2] / "traces/tiny-kimi/fixed.h5", trace)
+        before = trace.read_bytes()
+        with pytest.raises(DrafttraceError):
+            output.write_text(trace, "report")
+        assert trace.read_bytes() == before

@@ -46,6 +46,8 @@ typedef struct {
 
 /* Channels that are summed in float32 before the sums go on in float64. */
 #define CHUNK 1024
+/* Bytes that are asked for ahead of a chunk that is converted first. */
+#define AHEAD 4096
 /* Outside of these a float32 sum of squares has overflowed or lost digits to underflow: the row is done again. */
 #define LEAST 1e-24
 #define MOST 1e37

@@ -66,6 +66,7 @@ TARGET static void FN(fp8_words)(const FN(Table) *table, const char *p, int64_t 
     const __m512i order = _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0), sign = _mm512_set1_epi8((char)0x80);
     int64_t i = 0;
     for (; i + 64 <= n; i += 64) {
+        _mm_prefetch(p + i + AHEAD, _MM_HINT_T0); /* the loop over these words is long: memory would stand still */
         __m512i codes = _mm512_permutexvar_epi64(order, _mm512_loadu_si512(p + i));
         __m512i low = _mm512_permutex2var_epi8(low0, codes, low1), high = _mm512_permutex2var_epi8(high0, codes, high1);
         high = _mm512_ternarylogic_epi64(high, codes, sign, 0xf8); /* high | (codes & sign) */

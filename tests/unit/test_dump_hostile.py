@@ -24,7 +24,7 @@ import torch
 from drafttrace.tracer import cli, output
 from drafttrace.tracer.checkpoint import open_checkpoint
 from drafttrace.tracer.dumps.folder import sample_files
-from drafttrace.tracer.dumps.registry import Request
+from drafttrace.tracer.dumps.registry import FieldMap, Request
 from drafttrace.tracer.errors import DrafttraceError, UnreadableFile
 from drafttrace.tracer.open import is_trace_file, open_capture
 from drafttrace.tracer.reference import make_reference
@@ -286,3 +286,15 @@ def test_a_trace_in_shared_memory_is_not_replaced_by_a_report() -> None:
         with pytest.raises(DrafttraceError):
             output.write_text(trace, "report")
         assert trace.read_bytes() == before
+
+
+def test_a_header_of_an_array_that_python_cannot_tokenize_is_one_sentence(tmp_path: Path) -> None:
+    """numpy hands it to Python's tokenizer, which has errors of its own (found by the fuzz)."""
+    path = tmp_path / "mine.npz"
+    np.savez(path, a=np.zeros((3, 4), np.float32), ids=np.arange(3))
+    whole = path.read_bytes()
+    for broken in (b"{(descr'", b"{\0descr'", b"'''escr'", b"[" * 8):
+        path.write_bytes(whole.replace(b"{'descr'", broken, 1))
+        with pytest.raises(UnreadableFile, match="no readable header") as caught:
+            open_capture(str(path), mapping=FieldMap(slots=("a",), tokens="ids"))
+        assert "\n" not in str(caught.value)

@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import math
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -124,6 +125,11 @@ def _npy(path: Path, file: FileBytes, archive: zipfile.ZipFile, name: str) -> Te
     return file_tensor(member.file, member.begin + stream.tell(), shape, kind, strides)
 
 
+# numpy reads the header with Python's own tokenizer and parser, which raise what they like.
+_HEADER_ERRORS = (ValueError, TypeError, SyntaxError, EOFError, KeyError, AttributeError, tokenize.TokenError,
+                  RecursionError, OverflowError, MemoryError)  # fmt: skip
+
+
 def _npy_header(path: Path, name: str, stream: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     form: Any = np.lib.format
     try:
@@ -131,7 +137,7 @@ def _npy_header(path: Path, name: str, stream: Any) -> tuple[tuple[int, ...], bo
         reader = form.read_array_header_1_0 if version == (1, 0) else form.read_array_header_2_0
         shape, fortran, dtype = reader(stream)
         return tuple(shape), bool(fortran), dtype
-    except (ValueError, TypeError, SyntaxError, EOFError) as error:
+    except _HEADER_ERRORS as error:
         raise UnreadableFile(
             f"Array '{name}' of '{path}' has no readable header ({torch_file.reason_of(error)}); save it again."
         ) from None

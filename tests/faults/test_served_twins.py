@@ -72,7 +72,7 @@ def recorded_by_all(server: FaultServer, out: Path, *faults: str) -> tuple[Path,
     )  # fmt: skip
     server.put_in()
     assert code in (0, 1)
-    trace_id = json.loads(said.read_text())["trace_id"]
+    trace_id = json.loads(said.read_text())["id"]
     others = sorted(server.traced.trace_dir.glob(f"{trace_id}_rank*.h5"))
     assert len(others) == 1
     return out, others

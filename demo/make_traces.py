@@ -27,13 +27,18 @@ SHORTER = ("--max-new-tokens", "4", "--boundary-rows", "37", "--boundaries", "B1
 
 @dataclass(frozen=True)
 class Recording:
-    """One trace: which pair, under which layer ids (None: as the draft's config says), into which file."""
+    """One trace: which pair, under which layer ids (None: as the draft's config says), into which file.
+
+    dump: the sample that lies beside the trace. ask: the same sample where its layout says which tokens are the answer, so
+    that the server writes the answer itself; None where the file alone says so.
+    """
 
     pair: str
     dump: str
     ids: tuple[int, ...] | None
     file: str
     options: tuple[str, ...] = SHORT
+    ask: str | None = None
 
 
 RECORDINGS = (
@@ -43,7 +48,7 @@ RECORDINGS = (
     Recording("tiny-kimi", "dump/data_0.pt", (3, 31, 59), "shifted.h5"),
     # The remedy that drafttrace prints.
     Recording("tiny-kimi", "dump/data_0.pt", (0, 3, 31), "fixed.h5"),
-    Recording("tiny-llama", "dump/hidden_states/hs_0.safetensors", None, "healthy.h5"),
+    Recording("tiny-llama", "dump/hidden_states/hs_0.safetensors", None, "healthy.h5", ask="dump#0"),
     # A real language model, as the trainer left its head: B{16, 28, 29} where training had [B0, B16, B28].
     Recording("smol", "dump/data_0.pt", None, "as-trained.h5", SHORTER),
 )
@@ -68,8 +73,18 @@ def make(recording: Recording, out: Path, scratch: Path) -> None:
     launcher = [*COMMAND, "serve", "--trace-dir", str(scratch / "server-traces"), "--"]
     with CpuServer(args, scratch / "server.log", launcher=launcher) as server:
         trace = folder / recording.file
+        asked = dump if recording.ask is None else home / recording.ask
         run(
-            "record", "--url", server.url, "--from-dump", dump, "-o", trace, "--force", *recording.options, expect=0
+            "record",
+            "--url",
+            server.url,
+            "--from-dump",
+            asked,
+            "-o",
+            trace,
+            "--force",
+            *recording.options,
+            expect=0,
         )
     # What the next machine finds: the repository's own folders, seen from its root.
     without_home_paths(trace, {f"{ROOT}/": "", f"{scratch}/": "", str(target.parent): "cache"})

@@ -246,7 +246,7 @@ def wrong_later(states: Slots, here: Pass) -> Slots:
 
 
 def partial_sum(states: Slots, here: Pass) -> Slots:
-    """Captured before the ranks' sum, where the first rank alone adds the residual stream to its part."""
+    """Captured before the ranks' sum of an MLP, of which each of two ranks holds half; the first adds the residual stream."""
     from sglang.srt.distributed import tensor_model_parallel_all_reduce
 
     changed = []
@@ -256,7 +256,8 @@ def partial_sum(states: Slots, here: Pass) -> Slots:
             changed.append(state)
             continue
         whole = tensor_model_parallel_all_reduce(part.clone())
-        changed.append(part.float() + (state.float() - whole.float() if here.rank == 0 else 0))
+        half = 0.5 * whole.float()
+        changed.append(state.float() - half if here.rank == 0 else half)
     return changed
 
 

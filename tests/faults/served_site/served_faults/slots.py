@@ -246,7 +246,7 @@ def wrong_later(states: Slots, here: Pass) -> Slots:
 
 
 def partial_sum(states: Slots, here: Pass) -> Slots:
-    """Captured before the ranks' sum of an MLP, of which each of two ranks holds half; the first adds the residual stream."""
+    """Captured before two ranks add up their halves of an MLP; the first alone has the residual stream."""
     from sglang.srt.distributed import tensor_model_parallel_all_reduce
 
     changed = []

@@ -193,7 +193,9 @@ def test_a_shared_system_prompt_pairs_nobody(tmp_path: Path) -> None:
     (traces / "t.h5").symlink_to(ROOT / "traces/tiny-kimi/fixed.h5")
     found = audit(ROOT / "pairs/tiny-kimi/dump", traces, tmp_path / "audit.sqlite")
     assert "template-divergence" not in {finding["id"] for finding in found["findings"]}
-    reasons = dict(rows(tmp_path / "audit.sqlite", "SELECT reference, error FROM samples WHERE status = 'unmatched'"))
+    reasons = dict(
+        rows(tmp_path / "audit.sqlite", "SELECT reference, error FROM samples WHERE status = 'unmatched'")
+    )
     (sixth,) = [reason for reference, reason in reasons.items() if reference.endswith("data_6.pt")]
     assert sixth == "every capture that starts with its first tokens shares more of them with another sample"
     assert found["compared"] == 1 and found["verdicts"] == {"match": 1}

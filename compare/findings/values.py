@@ -49,7 +49,10 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 def _transformed(facts: Facts) -> Iterator[Finding]:
     grouped: dict[str, list[tuple[int, StreamFacts, Explanation]]] = {}
+    partial = facts.ranks.partial.slots if facts.ranks.partial is not None else ()
     for index in range(len(facts.slots)):
+        if index in partial:  # that the ranks' sum is right says more than what one part resembles
+            continue
         stream = _deviant(facts, index)
         if stream is not None and stream.explanation is not None:
             grouped.setdefault(_finding_id(stream), []).append((index, stream, stream.explanation))

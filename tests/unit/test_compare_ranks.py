@@ -86,6 +86,19 @@ def test_a_sum_that_was_never_added_up_is_found() -> None:
     assert found.findings[0].id == "partial-sum" and found.findings[0].slots == (1,)
 
 
+def test_a_part_that_resembles_a_transformed_state_is_a_partial_sum_first() -> None:
+    """Two ranks with half each: every part is the state times a number, and their sum is the state."""
+    left = served(WORLD, WIRING)
+    half = WORLD.streams[5][left.table.position] * 0.5
+    mine, other = (replace(_with_slot(left, half), path=path) for path in ("r0.h5", "r1.h5"))
+    alone = diff(mine, dumped(WORLD, WIRING))
+    assert alone.findings[0].id == "scale"
+    faults = [
+        f.id for f in diff(mine, dumped(WORLD, WIRING), rank_traces=[other]).findings if f.severity == "fault"
+    ]
+    assert faults[0] == "partial-sum" and "scale" not in faults
+
+
 def _with_slot(left: Capture, values: npt.NDArray[Any]) -> Capture:
     slots = list(left.slots)
     slots[1] = replace(slots[1], rows=bf16(values))

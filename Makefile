@@ -15,9 +15,9 @@ env: .venv/.ready
 .venv/.ready: pyproject.toml compare/kernels/rows.c compare/kernels/rows_body.h tests/sglang_cpu/pyproject.toml $(REQUIREMENTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "drafttrace needs Python 3.11 or newer")'
 	test -x $(PY) || $(PYTHON) -m venv .venv
-	$(PY) -m pip install --quiet -r tests/sglang_cpu/requirements.txt
+	$(PY) -m pip install --quiet --no-warn-conflicts -r tests/sglang_cpu/requirements.txt
 	$(PY) -m pip install --quiet --no-deps -r tests/sglang_cpu/requirements-nodeps.txt
-	$(PY) -m pip install --quiet -r tests/requirements.txt
+	$(PY) -m pip install --quiet --no-warn-conflicts -r tests/requirements.txt
 	$(PY) -m pip install --quiet --no-deps --no-build-isolation -e . -e tests/sglang_cpu
 	touch $@
 

@@ -87,7 +87,7 @@ def acceptance_of(
         rounds=len(numbers),
         expected=wanted.length if wanted is not None else None,
         expected_source=wanted.source if wanted is not None else None,
-        curve=accept_curve(numbers),
+        curve=accept_curve(numbers, draft_steps(left)),
         expected_curve=wanted.accuracies if wanted is not None else (),
         fc_in=fc_in,
         after_the_end=after_the_end(left),
@@ -101,11 +101,16 @@ def _declared(capture: Capture | None, source: str) -> Expected | None:
     return Expected(float(block["accept_length"]), (), str(block.get("source", source)))
 
 
-def accept_curve(counts: Sequence[float]) -> tuple[float, ...]:
-    """Per draft position the share of rounds that accepted it, of those that accepted the one before."""
+def accept_curve(counts: Sequence[float], steps: int | None = None) -> tuple[float, ...]:
+    """Per draft position the share of rounds that accepted it, of those that accepted the one before.
+
+    counts: accepted tokens of every round, the target's own one included. steps: drafted tokens of a round, where the server
+    says so: a round that accepted them all has no next position to reject.
+    """
     shares = []
     reached = len(counts)
-    for position in range(1, int(max(counts, default=1)) + 1):
+    last = int(max(counts, default=1))
+    for position in range(1, (last if steps is None else min(last, steps)) + 1):
         accepted = sum(1 for count in counts if count > position)
         if reached < 3:
             break

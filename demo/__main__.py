@@ -6,6 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from sglang_cpu.server import ServerDied, ServerTimeout
+
 from demo.pairs import PAIRS
 from demo.story import StoryFailed, say, tell
 from drafttrace.tracer.errors import DrafttraceError
@@ -22,9 +24,15 @@ def main() -> int:
     except StoryFailed as failure:
         print(f"demo: {failure}", file=sys.stderr)
         return 1
-    except DrafttraceError as error:  # the real model cannot be had here
+    except DrafttraceError as error:  # the real model cannot be had here, or the folder cannot be used
         print(f"demo: {error}", file=sys.stderr)
         return 2
+    except (ServerDied, ServerTimeout) as error:
+        print(f"demo: the server did not come up, its log lies in {options.out}/; {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"\ndemo: stopped; what was made so far lies in {options.out}/", file=sys.stderr)
+        return 130
     say(
         f"\n== accept length before {summary.accept_length_before:.2f}, after {summary.accept_length_after:.2f} "
         f"({summary.ratio:.2f} times), on the same {summary.prompts} prompts"

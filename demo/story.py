@@ -16,6 +16,7 @@ from typing import Any
 from sglang_cpu import CpuServer, cpu_args
 
 from demo.pairs import DemoPair
+from drafttrace.tracer.errors import OutputExists
 
 # The installed command, as a user types it, and the same thing for a process to start.
 COMMAND = [sys.executable, "-m", "drafttrace.tracer.cli"]
@@ -125,9 +126,12 @@ def tell(pair: DemoPair, out: Path) -> Summary:
     """The whole story; everything it makes lies in ``out``, which is emptied first if an earlier demo made it."""
     if out.exists():
         if not (out / MARK).exists():
-            raise StoryFailed(f"'{out}' exists and was not made by the demo; give another --out")
+            raise OutputExists(f"'{out}' exists and was not made by the demo; give another --out.")
         shutil.rmtree(out)
-    out.mkdir(parents=True)
+    try:
+        out.mkdir(parents=True)
+    except OSError as error:
+        raise OutputExists(f"The folder '{out}' cannot be made ({error.strerror}); give another --out.") from None
     (out / MARK).write_text("made by `make demo`; the next run empties this folder\n")
     target = pair.target()
     dump = out / "dump" / pair.dump.name

@@ -131,9 +131,6 @@ def main() -> None:
         command_of(globals().get("app") or build(names))()
     except DrafttraceError as error:
         _fail(str(error))
-    except BrokenPipeError:  # the reader of our output (head, less) went away
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
     except OSError as error:  # a full disk, a name too long, a network folder that went away
         where = f"'{error.filename}'" if error.filename else "A file"
         _fail(f"{where} cannot be used ({error.strerror or error}); check the path, its rights and its disk.")

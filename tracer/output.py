@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
+_START = 1 << 16
+_MOST_JSON = 256 << 20
+_PNG = b"\x89PNG"
+
+
 def console(*, stderr: bool = False) -> Console:
     """A rich console: plain when piped, NO_COLOR honoured, wide enough for tables when not a terminal."""
     from rich.console import Console
@@ -34,6 +39,8 @@ def check_writable(path: Path, *, force: bool, what: str = "output") -> None:
     refuse_device(path, what)
     if os.path.lexists(path) and not force:
         raise OutputExists(f"The {what} '{path}' exists already; give another name, or --force to replace it.")
+    if path.is_file() and path.stat().st_size > 0 and not _is_hdf5(path):
+        raise OutputExists(f"The {what} '{path}' would replace a file that is no trace; give another name.")
     folder = path.parent
     if not folder.is_dir():
         raise OutputExists(f"The folder '{folder}' of the {what} does not exist; make it first.")
@@ -45,6 +52,20 @@ def check_writable(path: Path, *, force: bool, what: str = "output") -> None:
         ) from None
     os.close(handle)
     os.unlink(probe)
+
+
+def _is_hdf5(path: Path) -> bool:
+    with path.open("rb") as stream:
+        return stream.read(8) == b"\x89HDF\r\n\x1a\n"
+
+
+def refuse_twice(*paths: Path | str | None) -> None:
+    """Raise OutputExists where two outputs of one command are one file: the second would replace the first."""
+    named = [Path(path) for path in paths if path is not None and str(path) != "-"]
+    files = [path for path in named if not _is_stream(path)]
+    for index, path in enumerate(files):
+        if any(os.path.realpath(path) == os.path.realpath(other) for other in files[:index]):
+            raise OutputExists(f"Two outputs are the same file '{path}'; give each its own name.")
 
 
 def refuse_device(path: Path, what: str = "output") -> None:
@@ -66,15 +87,14 @@ def write_bytes(path: Path, data: bytes) -> None:
         if _is_stream(path):
             path.write_bytes(data)
             return
-        if _holds_data(path):
-            raise OutputExists(
-                f"The output '{path}' is a trace, a dump or another binary file, which no report replaces; give another "
-                "name."
-            )
+        _keep_others(path, data)
         path = Path(os.path.realpath(path))  # a link stays one: its file is replaced
-        part = path.with_name(f".{path.name}.part")
-        part.write_bytes(data)
-        part.replace(path)
+        part = path.with_name(f".{path.name}.{os.getpid()}.part")
+        try:
+            part.write_bytes(data)
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)  # half of it, where the disk is full
     except OSError as error:
         raise OutputExists(
             f"The output '{path}' cannot be written ({error.strerror}); choose a folder that exists and is writable."
@@ -88,13 +108,37 @@ def _is_stream(path: Path) -> bool:
     return path.exists() and (not path.is_file() or special)
 
 
-def _holds_data(path: Path) -> bool:
-    """Whether a file is there that is neither text nor a picture: it cannot be a report of ours."""
-    if not path.exists():
-        return False
+def _keep_others(path: Path, data: bytes) -> None:
+    """Raise OutputExists where a file is there that no report of ours can be: it could not be made again."""
+    if not path.exists() or path.stat().st_size == 0:
+        return
+    start, new_start = b"", data[:_START]
     with path.open("rb") as stream:
-        start = stream.read(4096)
-    return b"\0" in start and not start.startswith(b"\x89PNG")
+        start = stream.read(_START)
+        if start.startswith(_PNG) and new_start.startswith(_PNG):
+            return
+        if b"\0" in start or start.startswith(_PNG):
+            raise OutputExists(
+                f"The output '{path}' is a trace, a dump or another binary file, which no report replaces; give another "
+                "name."
+            )
+        old = start + stream.read(_MOST_JSON)
+    if b"drafttrace" not in start and not _same_kind(old, data):
+        raise OutputExists(
+            f"The output '{path}' is there already and no report of drafttrace; give another name, or delete it first."
+        )
+
+
+def _same_kind(old: bytes, new: bytes) -> bool:
+    """Whether both are JSON objects, or lines of them, and most of the new one's keys stand in the old one."""
+    try:
+        keys = [set(json.loads(text)) for text in (old.splitlines()[0], new.splitlines()[0])]
+    except (ValueError, TypeError, IndexError):
+        try:
+            keys = [set(json.loads(text)) for text in (old, new)]
+        except (ValueError, TypeError):
+            return False
+    return 2 * len(keys[0] & keys[1]) > len(keys[1])
 
 
 def dump_json(value: Mapping[str, Any]) -> str:

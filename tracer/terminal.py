@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import codecs
+import io
 import os
 import sys
 from collections.abc import Mapping
+from typing import Any
 
 _PLAIN = {
     "→": "->",
@@ -43,10 +45,59 @@ def wants_ascii(environment: Mapping[str, str]) -> bool:
     return environment.get("LANG") in plain and environment.get("LC_CTYPE", "C.UTF-8") in {*plain, "", "C.UTF-8"}
 
 
+class _Lasting(io.FileIO):
+    """Standard output that outlives its reader: once `head` has gone, the rest goes nowhere.
+
+    The exit code tells what was found, so it must not depend on whether somebody read to the end.
+    """
+
+    left = False
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            self.left = True
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.fileno())
+            os.close(nowhere)
+            return len(data)
+
+
+def reader_left() -> bool:
+    """Whether the reader of standard output went away: what runs until it is stopped should end then."""
+    raw = _raw(sys.stdout)
+    return isinstance(raw, _Lasting) and raw.left
+
+
+def _raw(stream: Any) -> Any:
+    """What a text stream writes to in the end; where Python does not buffer (-u), nothing stands between."""
+    buffer = getattr(stream, "buffer", None)
+    return getattr(buffer, "raw", buffer)
+
+
+def _lasting(stream: Any) -> Any:
+    """The stream over :class:`_Lasting`; as it is where it is no file (a test runner's, a notebook's)."""
+    if type(_raw(stream)) is not io.FileIO:
+        return stream
+    stream.flush()
+    raw = _Lasting(stream.fileno(), "w", closefd=False)
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw) if hasattr(stream.buffer, "raw") else raw,
+        encoding=stream.encoding,
+        errors=stream.errors,
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
+
+
 def prepare_streams() -> None:
-    """Let standard output and error replace what they cannot show."""
+    """Let standard output and error replace what they cannot show, and outlive their readers; closed ones go nowhere."""
     codecs.register_error("drafttrace-plain", _replace)
     ascii_only = wants_ascii(os.environ)
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        setattr(sys, name, open(os.devnull, "w") if stream is None else _lasting(stream))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is None:  # replaced by a test runner or a notebook

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import stat
 import subprocess
@@ -11,6 +12,9 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from drafttrace.tracer.errors import OutputExists
+from drafttrace.tracer.output import write_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
 TRACE = ROOT / "traces/tiny-kimi/fixed.h5"
@@ -110,3 +114,107 @@ def test_a_path_that_looks_like_markup_is_printed_as_it_is(name: str, tmp_path: 
         done = run(*command)
         assert done.returncode == 0, done.stderr
         assert name in done.stdout.decode().replace("\n", "")
+
+
+def piped(*arguments: str | Path, shell: str) -> subprocess.CompletedProcess[str]:
+    """The command in a shell line, where ``$DT`` is what was asked for."""
+    words = shlex.join([sys.executable, "-m", "drafttrace.tracer.cli", *map(str, arguments)])
+    return subprocess.run(["bash", "-c", shell.replace("$DT", words)], capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(("trace", "code"), [("fixed.h5", 0), ("as-trained.h5", 1)])
+def test_a_reader_that_leaves_early_changes_no_exit_code(
+    trace: str, code: int, unbuffered: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``diff … | head -1`` exited with 1, a mismatch, where everything matched."""
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+    for shell in ("$DT | head -1; echo ${PIPESTATUS[0]}", "$DT --json - | true; echo ${PIPESTATUS[0]}"):
+        done = piped("diff", TRACE.with_name(trace), DUMP, shell=shell)
+        assert done.stdout.splitlines()[-1] == str(code), (shell, done.stderr)
+        assert done.stderr == ""
+
+
+def test_closed_streams_are_no_bug() -> None:
+    """Standard output closed: a traceback, and a plea to report the bug."""
+    done = piped("diff", TRACE, DUMP, shell="$DT >&-; echo $?")
+    assert (done.stdout, done.stderr) == ("0\n", "")
+    both = piped("diff", TRACE, DUMP, shell="$DT >&- 2>&-; echo $?")
+    assert (both.stdout, both.stderr) == ("0\n", "")
+
+
+@pytest.mark.parametrize(
+    ("option", "name", "text"),
+    [
+        ("--json", "config.json", '{"architectures": ["LlamaForCausalLMEagle3"], "hidden_size": 64}'),
+        ("--json", "list.json", "[1, 2]"),
+        ("--md", "notes.md", "# Mine\n"),
+        ("--html", "page.html", "<p>mine</p>"),
+        ("--png", "picture.png", "no picture"),
+    ],
+)
+def test_a_report_replaces_only_reports(option: str, name: str, text: str, tmp_path: Path) -> None:
+    """``diff --json draft/config.json`` and ``--md notes.md`` replaced the files without a word."""
+    (tmp_path / name).write_text(text)
+    says(run("diff", TRACE, DUMP, option, tmp_path / name), name, "no report of drafttrace")
+    assert (tmp_path / name).read_text() == text
+    (tmp_path / name).write_text("")
+    assert run("diff", TRACE, DUMP, option, tmp_path / name).returncode == 0
+    assert run("diff", TRACE, DUMP, option, tmp_path / name).returncode == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == [name]
+
+
+def test_every_commands_json_replaces_its_own(tmp_path: Path) -> None:
+    models = ("--target", ROOT / "pairs/tiny-kimi/target", "--draft", ROOT / "pairs/tiny-kimi/draft")
+    for command in (
+        ("inspect", TRACE),
+        ("check", *models),
+        ("replay", DUMP, *models),
+        ("doctor",),
+        ("redact", TRACE, tmp_path / "r.h5", "--force"),
+    ):
+        told = tmp_path / f"{command[0]}.json"
+        codes = [run(*command, "--json", told, "--quiet") for _ in range(2)]
+        assert codes[0].returncode == codes[1].returncode, codes[1].stderr
+        assert json.loads(told.read_text())
+
+
+def test_two_outputs_are_two_files(tmp_path: Path) -> None:
+    """``--md X --json X`` left only one of the two."""
+    says(run("diff", TRACE, DUMP, "--md", tmp_path / "x", "--json", tmp_path / "x"), "Two outputs")
+    (tmp_path / "link").symlink_to(tmp_path / "y")
+    says(run("diff", TRACE, DUMP, "--md", tmp_path / "y", "--html", tmp_path / "link"), "Two outputs")
+    assert not (tmp_path / "x").exists()
+
+
+def test_record_replaces_traces_only(tmp_path: Path) -> None:
+    """``record --from-dump D -o D --force`` replaced the dump that it read, ``-o config.json --force`` any file."""
+    dump, config = tmp_path / "data_0.pt", tmp_path / "config.json"
+    shutil.copy(DUMP, dump)
+    config.write_text("{}")
+    record = ("record", "--url", "http://127.0.0.1:9", "--force", "--from-dump")
+    says(run(*record, dump, "-o", dump), str(dump), "no trace")
+    says(run(*record, dump, "-o", config), str(config), "no trace")
+    says(run(*record, TRACE, "-o", TRACE), str(TRACE), "the dump that is read")
+    says(run(*record, dump, "-o", "-"), "standard output")
+    assert dump.read_bytes() == DUMP.read_bytes() and config.read_text() == "{}"
+    assert not Path("-").exists()
+
+
+def test_sglangs_options_without_the_dashes_are_told() -> None:
+    """``serve --model-path X`` said only that there is no such option."""
+    says(run("serve", "--model-path", "X"), "--model-path", "drafttrace serve -- --model-path X")
+
+
+def test_a_failed_report_leaves_nothing_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a full disk half a result stayed as ``.a.json.part``."""
+
+    def full(path: Path, data: bytes) -> int:
+        with path.open("wb") as stream:
+            stream.write(data[:10])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OutputExists, match="No space left"):
+        write_bytes(tmp_path / "a.json", b"x" * 100)
+    assert list(tmp_path.iterdir()) == []

@@ -108,6 +108,7 @@ def check(
         trained=_wiring(trained),
         algorithm=algorithm,
     )
+    output.refuse_twice(markdown, json_out)
     if markdown is not None:
         output.write_text(markdown, render.markdown(found))
     written = fix(draft, fix_to, found.fix, force=force) if fix_to is not None and found.fix else None

@@ -185,6 +185,7 @@ def diff(
     from drafttrace.tracer.threads import one_blas_thread
 
     one_blas_thread()  # before anything imports numpy, as the readers' options do
+    output.refuse_twice(markdown, html, png, json_out)
     dump = said(hidden_size, layer_ids, slots, tokens, last, last_norm, mask, boundaries)
     result = compare_paths(
         left,

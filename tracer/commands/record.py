@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -282,8 +283,9 @@ def _show(recorded: Recorded, reference: str | None) -> None:
         )
     if not recorded.complete:
         console.print(f"[yellow]The trace is incomplete:[/yellow] {escape(printable(str(recorded.reason)))}")
-    other = reference if reference is not None else "<training dump>"
-    console.print(f"next: drafttrace diff {recorded.path} {other}", markup=False)
+    other = shlex.quote(reference) if reference is not None else "<training dump>"
+    command = f"drafttrace diff {shlex.quote(str(recorded.path))} {other}"
+    console.print(f"next: {printable(command)}", markup=False)
 
 
 def record(
@@ -333,6 +335,9 @@ def record(
             f"{len(given)} prompts were given; give exactly one of --prompt, --prompt-file, --messages, --input-ids, "
             "--from-dump."
         )
+    if str(out) == "-":
+        raise DrafttraceError("A trace cannot be written to standard output ('-'); give -o a file name.")
+    output.refuse_twice(out, json_out)
     output.check_writable(out, force=force, what="trace")
     if prompt is not None:
         source = Prompt(text=prompt)
@@ -344,6 +349,8 @@ def record(
         source = Prompt(input_ids=read_ids(input_ids))
     else:
         source = prompt_of_dump(str(from_dump), whole=whole)
+        if out.exists() and out.samefile(str(from_dump).rpartition("#")[0] or str(from_dump)):
+            raise OutputExists(f"The trace '{out}' would replace the dump that is read; give another name.")
     recorded = record_one(
         Client(url, api_key=api_key),
         source,

@@ -141,6 +141,7 @@ def replay(
             ignore_switches=ignore or (),
             slots_are=_wirings([slots_are])[0] if slots_are is not None else None,
         )
+    output.refuse_twice(markdown, json_out)
     if markdown is not None:
         output.write_text(markdown, render.markdown(found))
     output.emit(json_out, found.to_json, lambda: render.terminal(found, output.console()), quiet=quiet)

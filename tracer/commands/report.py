@@ -53,6 +53,7 @@ def report(
         from drafttrace.compare.judge import rejudge
 
         result = rejudge(result, result.thresholds.replaced(threshold))
+    output.refuse_twice(markdown, html, png, json_out)
     write_reports(result, markdown=markdown, html=html, png=png)
     output.emit(json_out, result.to_json, lambda: show(result), quiet=quiet)
     raise typer.Exit(result.exit_code)

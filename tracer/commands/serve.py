@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -78,6 +79,15 @@ def _exec(arguments: list[str], extra: Mapping[str, str]) -> None:
     os.execvpe(command[0], command, {**os.environ, **extra})
 
 
+def _refuse_mixed(arguments: list[str], line: list[str]) -> None:
+    """SGLang's options without the '--' before them: one of theirs that is also one of ours would be taken for ours."""
+    if "--" not in line:
+        raise DrafttraceError(
+            f"'{arguments[0]}' is no option of 'drafttrace serve'; write SGLang's arguments after '--', as in "
+            f"'drafttrace serve -- {shlex.join(arguments)}'."
+        )
+
+
 def serve(
     context: typer.Context,
     trace_dir: Annotated[
@@ -110,6 +120,7 @@ def serve(
     """
     if not context.args:
         raise DrafttraceError("There are no SGLang arguments; write them after '--', at least --model-path.")
+    _refuse_mixed(context.args, sys.argv)
     asked = _normal_wiring(wiring, context.args)
     try:
         trace_dir.mkdir(parents=True, exist_ok=True)
@@ -133,7 +144,7 @@ def serve(
 def add_to(app: typer.Typer) -> None:
     """Register the command."""
     app.command(
-        context_settings={"allow_extra_args": True, "ignore_unknown_options": False},
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
         rich_help_panel=SERVER,
         epilog=examples(
             (

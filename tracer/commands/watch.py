@@ -18,6 +18,7 @@ from drafttrace.tracer.client import Client, Prompt, Sampling
 from drafttrace.tracer.commands.common import LIVE, Quiet, Verbose, examples
 from drafttrace.tracer.commands.record import new_corner, parse_taps, prompt_of_dump, read_ids, record_one
 from drafttrace.tracer.errors import DrafttraceError, OutputExists
+from drafttrace.tracer.terminal import reader_left
 
 if TYPE_CHECKING:
     from drafttrace.compare.thresholds import Thresholds
@@ -119,6 +120,8 @@ def repeat(canary_: Canary, every: float, count: int | None, told: Callable[[Run
             for run in canary_.run(number):
                 runs.append(run)
                 told(run)
+            if reader_left():
+                break
             if count is None or number < count:
                 time.sleep(max(0.0, began + every - time.monotonic()))
     except KeyboardInterrupt:

@@ -94,7 +94,7 @@ def _broken(state: StateView) -> str:
     parts = [
         f"{count} {what}"
         for count, what in (
-            (numbers.nan_rows, "NaN"),
+            (numbers.nan_rows, "non-finite"),
             (numbers.zero_rows, "zero"),
             (numbers.repeated_rows, "repeated"),
         )

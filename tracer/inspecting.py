@@ -17,6 +17,7 @@ from drafttrace.tracer.dumps.build import ASSUMED
 from drafttrace.tracer.dumps.registry import FieldMap, Request
 from drafttrace.tracer.inspect_render import render
 from drafttrace.tracer.open import open_numbered
+from drafttrace.tracer.position_rows import TakenRows, position_rows
 from drafttrace.tracer.row_statistics import RowStatistics, row_statistics
 from drafttrace.tracer.rows import Rows
 from drafttrace.tracer.value_checks import Check, check_stored_shift, check_values
@@ -93,7 +94,7 @@ class Inspection:
         for state in self.states:
             numbers = state.statistics
             for count, what in (
-                (numbers.nan_rows, "rows with NaN or infinity"),
+                (numbers.nan_rows, "rows that are not finite (NaN or infinity)"),
                 (numbers.zero_rows, "rows of zeros"),
                 (numbers.repeated_rows, "rows equal to the row before"),
             ):
@@ -145,9 +146,7 @@ def inspect_capture(
 
         shape = read_shape(target)
         layers = shape.layers
-        asked = dataclasses.replace(
-            asked, hidden_size=asked.hidden_size or shape.hidden_size, layers=asked.layers or layers
-        )
+        asked = asked.told(shape.hidden_size, layers)
     asked = dataclasses.replace(asked, lenient=True)
     capture, count = open_numbered(spec, format=format, sample=sample, mapping=mapping, request=asked)
     checks = check_stored_shift(capture)
@@ -218,13 +217,35 @@ def _real_rows(capture: Capture) -> int | None:
     return valid if ordered else None
 
 
-def _states(capture: Capture, checks: list[Check], layers: int | None) -> list[StateView]:
-    count = _real_rows(capture)
+def _statistics(capture: Capture, tap: str, rows: Rows, is_embedding: bool) -> RowStatistics:
+    """Statistics of the rows that were recorded; neighbours are compared along the positions, one row for each.
 
+    In a trace the candidates of one position stand side by side, and two of them may be of one token.
+    """
+    table, recorded = capture.table, capture.present.get(tap)
+    if recorded is None:
+        found = row_statistics(rows, _real_rows(capture))
+    else:
+        found = row_statistics(TakenRows(rows, np.flatnonzero(recorded[: len(rows)])))
+    tokens = table.token_id
+    if len(table) and bool((np.diff(table.position) != 1).any()):
+        index = position_rows(capture, tap)
+        index = index[(index >= 0) & (index < len(rows))]
+        found = dataclasses.replace(found, repeated_rows=row_statistics(TakenRows(rows, index)).repeated_rows)
+        tokens = tokens[index]
+    if is_embedding and found.repeated_rows:  # the embedding repeats where the tokens do
+        same = int(((tokens[1:] == tokens[:-1]) & (tokens[1:] >= 0)).sum())
+        found = dataclasses.replace(found, repeated_rows=max(0, found.repeated_rows - same))
+    return found
+
+
+def _states(capture: Capture, checks: list[Check], layers: int | None) -> list[StateView]:
     def view(
         role: str, name: str, rows: Rows, boundary: int | None, source: str, norm: str | None, probably: str
     ) -> StateView:
-        statistics = row_statistics(rows, count)
+        tap = name if role == "slot" else role
+        is_embedding = boundary == 0 or probably.startswith("B0")
+        statistics = _statistics(capture, tap, rows, is_embedding)
         return StateView(role, name, rows.shape, rows.dtype.value, boundary, source, norm, statistics, probably)
 
     views = [

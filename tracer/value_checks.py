@@ -14,6 +14,7 @@ import numpy as np
 
 from drafttrace.tracer.boundary import boundary_name
 from drafttrace.tracer.capture import Capture, Ints, Norm
+from drafttrace.tracer.position_rows import position_rows
 from drafttrace.tracer.rows import Floats, Rows
 from drafttrace.tracer.target_weights import TargetWeights
 
@@ -51,18 +52,32 @@ class Check:
 
 @dataclass(frozen=True)
 class _State:
+    """at: the row of every token position, -1 where there is none."""
+
     name: str
     rows: Rows
     declared: int | None
     is_last: bool
+    at: Ints
+
+    def positions(self) -> Ints:
+        """The positions that have a row."""
+        return np.flatnonzero((self.at >= 0) & (self.at < len(self.rows)))
+
+    def take(self, positions: Ints) -> Floats:
+        """The states of these positions ``[n, H]``."""
+        return self.rows.take(self.at[positions])
 
 
 def check_values(capture: Capture, target: TargetWeights) -> list[Check]:
     """Every check that the capture allows. Raises UnreadableFile for a damaged checkpoint."""
-    states = [_State(slot.name, slot.rows, slot.boundary, False) for slot in capture.slots]
+    states = [
+        _State(slot.name, slot.rows, slot.boundary, False, position_rows(capture, slot.name))
+        for slot in capture.slots
+    ]
     if capture.last is not None:
         last = capture.last
-        states.append(_State(last.name, last.rows, last.boundary, True))
+        states.append(_State(last.name, last.rows, last.boundary, True, position_rows(capture, "last")))
     fitting = [state for state in states if state.rows.width == target.shape.hidden_size]
     checks: list[Check] = []
     if len(fitting) < len(states):
@@ -148,12 +163,11 @@ def _vocabulary(capture: Capture, tokens: Ints, target: TargetWeights) -> list[C
 
 
 def _embedding(state: _State, tokens: Ints, target: TargetWeights) -> list[Check]:
-    count = min(len(state.rows), len(tokens))
-    rows = _spread(np.arange(count, dtype=np.int64), 64)
-    values = state.rows.take(rows)
+    positions = _spread(state.positions(), 64)
+    values = state.take(positions)
     best: tuple[float, int, str] = (math.inf, 0, "")
     for offset in (0, 1, -1):
-        index = rows + offset
+        index = positions + offset
         good = (index >= 0) & (index < len(tokens))
         good[good] &= target.inside(tokens[index[good]])
         if not good.any():
@@ -200,15 +214,16 @@ def _embedding(state: _State, tokens: Ints, target: TargetWeights) -> list[Check
 
 def _head(capture: Capture, states: list[_State], tokens: Ints, target: TargetWeights) -> list[Check]:
     last = capture.last
-    if last is None or not any(state.is_last for state in states):
+    state = next((state for state in states if state.is_last), None)
+    if last is None or state is None:
         return []
-    rows = _scored_rows(capture, len(last.rows), tokens, target)
-    values = last.rows.take(rows)
+    positions = _scored(capture, state, tokens, target)
+    values = state.take(positions)
     finite = np.isfinite(values).all(-1)
-    rows, values = rows[finite], values[finite]
-    if len(rows) < 4:
+    positions, values = positions[finite], values[finite]
+    if len(positions) < 4:
         return []
-    wanted = np.stack([_at(tokens, rows + 1 + offset) for offset in OFFSETS], 1)
+    wanted = np.stack([_at(tokens, positions + 1 + offset) for offset in OFFSETS], 1)
     losses: dict[Norm, Floats] = {}
     tops: dict[Norm, Ints] = {}
     for norm, normed in ((Norm.POST, values), (Norm.PRE, target.final_norm(values))):
@@ -218,37 +233,47 @@ def _head(capture: Capture, states: list[_State], tokens: Ints, target: TargetWe
     if not any(math.isfinite(mean) for column in means.values() for mean in column):
         return []
     chosen, norm_check = _norm(last.name, last.norm, values, means, target)
-    shift = _shift(last.name, means[chosen], len(rows))
+    shift = _shift(last.name, means[chosen], len(positions), target)
     best = int(np.argmin(means[chosen]))
     agree = float(np.mean(tops[chosen] == wanted[:, best]))
-    slots = [state for state in states if not state.is_last and state.rows is not last.rows]
-    depths = _depths(slots, rows[:: max(1, len(rows) // 24)], tokens, OFFSETS[best], target)
-    return [norm_check, _is_last(last.name, means[chosen][best], agree, depths, len(rows), target), shift]
+    slots = [slot for slot in states if not slot.is_last and slot.rows is not last.rows]
+    few = positions[:: max(1, len(positions) // 24)]
+    depths = _depths(slots, few, tokens, OFFSETS[best], target)
+    return [norm_check, _is_last(last.name, means[chosen][best], agree, depths, len(positions), target), shift]
 
 
-def _depths(slots: list[_State], rows: Ints, tokens: Ints, offset: int, target: TargetWeights) -> dict[str, float]:
+def _depths(
+    slots: list[_State], positions: Ints, tokens: Ints, offset: int, target: TargetWeights
+) -> dict[str, float]:
     """Next-token loss of every slot through the final norm and the head: the deeper the boundary, the lower."""
     found: dict[str, float] = {}
     for slot in slots:
-        values = slot.rows.take(rows)
+        there = np.intersect1d(positions, slot.positions())
+        values = slot.take(there)
         finite = np.isfinite(values).all(-1)
         if finite.any():
-            wanted = _at(tokens, rows[finite] + 1 + offset)[:, None]
+            wanted = _at(tokens, there[finite] + 1 + offset)[:, None]
             found[slot.name] = _column_means(target.score(target.final_norm(values[finite]), wanted)[0])[0]
     return found
 
 
-def _scored_rows(capture: Capture, count: int, tokens: Ints, target: TargetWeights) -> Ints:
-    """Rows whose next token is known: on the response where there is a mask, without row 0."""
+def _scored(capture: Capture, state: _State, tokens: Ints, target: TargetWeights) -> Ints:
+    """Positions whose next token is known, without the first: on the response where mask or prompt length tell it.
+
+    A target makes its own answers, and only guesses at what people ask.
+    """
     cost = target.shape.vocab_size * target.shape.hidden_size * 2
     budget = int(max(16, min(256, _WORK / cost)))
-    rows = np.arange(1, min(count, len(tokens) - 1), dtype=np.int64)
-    rows = rows[target.inside(tokens[rows + 1])]
-    mask = capture.mask
+    positions = state.positions()
+    positions = positions[(positions >= 1) & (positions < len(tokens) - 1)]
+    positions = positions[target.inside(tokens[positions + 1])]
+    mask, prompt = capture.mask, capture.prompt_length
+    response = positions
     if mask is not None and len(mask) >= len(tokens):
-        weighted = rows[mask[rows + 1] != 0]
-        rows = weighted if len(weighted) >= 4 else rows
-    return _spread(rows, budget)
+        response = positions[mask[positions + 1] != 0]
+    elif prompt is not None:
+        response = positions[positions + 1 >= prompt]
+    return _spread(response if len(response) >= 4 else positions, budget)
 
 
 def _norm(
@@ -262,7 +287,8 @@ def _norm(
     low = {norm: min(loss) for norm, loss in means.items()}
     by_loss = Norm.POST if low[Norm.POST] <= low[Norm.PRE] else Norm.PRE
     by_size = Norm.POST if even else Norm.PRE
-    found = by_size if by_size == by_loss or abs(low[Norm.POST] - low[Norm.PRE]) < 0.1 else Norm.UNKNOWN
+    blind = min(low.values()) >= _chance(target)  # of losses that are worse than guessing, neither is the better
+    found = by_size if by_size == by_loss or blind or abs(low[Norm.POST] - low[Norm.PRE]) < 0.1 else Norm.UNKNOWN
     evidence = {
         "rms_without_gain_median": _number(float(np.median(rms))),
         "rms_without_gain_spread": _number(float(np.std(rms))),
@@ -276,6 +302,8 @@ def _norm(
         return by_loss, Check("last-norm", name, "undecided", summary, evidence)
     where = "after" if found is Norm.POST else "before"
     numbers = f"next-token loss {low[Norm.POST]:.2f} read as post, {low[Norm.PRE]:.2f} as pre"
+    if blind:
+        numbers = f"by its size alone: RMS {float(np.median(rms)):.3g} without the norm's gain"
     if declared is Norm.UNKNOWN:
         return found, Check(
             "last-norm", name, "found", f"{name} stands {where} the final norm ({numbers}).", evidence
@@ -294,7 +322,7 @@ def _is_last(
 
     A state one or two layers early still reads well, so a pass here is no proof; only a reference run is.
     """
-    chance = math.log(target.shape.vocab_size)
+    chance = _chance(target)
     evidence = {
         "next_token_loss": _number(loss),
         "chance": _number(chance),
@@ -302,6 +330,12 @@ def _is_last(
         "next_token_loss_of_slots": {slot: _number(value) for slot, value in depths.items()},
         "rows": rows,
     }
+    if min([loss, *depths.values()]) >= chance:
+        summary = (
+            f"{name} cannot be judged: no state of this capture predicts its next tokens better than guessing (loss "
+            f"{loss:.2f}, guessing {chance:.2f}); the tokens are no text that this target knows, or it is another target."
+        )
+        return Check("last-is-last", name, "undecided", summary, evidence)
     better = min(depths, key=lambda slot: depths[slot], default=None)
     if better is not None and depths[better] < loss - 0.5:
         summary = (
@@ -328,12 +362,15 @@ def _is_last(
     return Check("last-is-last", name, "consistent", summary, evidence)
 
 
-def _shift(name: str, losses: list[float], rows: int) -> Check:
+def _shift(name: str, losses: list[float], rows: int, target: TargetWeights) -> Check:
     """Which token a row predicts: the one offset whose loss is far below the others."""
     order = np.argsort(losses)
     best, second = losses[int(order[0])], losses[int(order[1])]
     offset = OFFSETS[int(order[0])]
     evidence = {"loss_by_offset": {str(d): _number(x) for d, x in zip(OFFSETS, losses, strict=True)}, "rows": rows}
+    if best >= _chance(target):
+        summary = f"{name}: no offset's next-token loss is better than guessing, so a shift cannot be told."
+        return Check("token-shift", name, "undecided", summary, evidence)
     if second - best < 0.5:
         summary = f"{name}: next-token losses at the offsets -1 to +2 are too alike to tell a shift."
         return Check("token-shift", name, "undecided", summary, evidence)
@@ -348,6 +385,11 @@ def _shift(name: str, losses: list[float], rows: int) -> Check:
 
 
 # --- small things --------------------------------------------------------------------------------------------
+
+
+def _chance(target: TargetWeights) -> float:
+    """The next-token loss of guessing."""
+    return math.log(target.shape.vocab_size)
 
 
 def _spread(rows: Ints, most: int) -> Ints:

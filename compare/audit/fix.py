@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -14,7 +15,9 @@ from drafttrace.compare.audit.subject import Subject
 from drafttrace.compare.draft_config import NESTED, SPECULATORS
 from drafttrace.compare.draft_weights import matrix_shape
 from drafttrace.tracer.checkpoint import read_json
-from drafttrace.tracer.errors import DrafttraceError, OutputExists
+from drafttrace.tracer.errors import DrafttraceError, OutputExists, UnreadableFile
+
+RECORD = "drafttrace.fix/1"
 
 _FLAGS = (("fc_norm", "fc_norm."), ("norm_before_fc", "input_norm."))
 
@@ -65,29 +68,94 @@ def corrected(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str
     return made
 
 
-def fix(draft_dir: Path, out: Path, changes: Mapping[str, Any], *, force: bool = False) -> Path:
+def place_of(out: Path) -> Path:
+    """The file that ``--fix OUT`` writes: OUT itself where it is named ``.json``, else the folder's ``config.json``."""
+    return out if out.suffix == ".json" else out / "config.json"
+
+
+def refuse_place(draft_dir: Path, target_dir: Path | None, out: Path, *, force: bool = False) -> None:
+    """Raise unless ``out`` is new, an empty folder, or (with ``force``) an untouched copy that :func:`fix` wrote.
+
+    A config that is not ours cannot be made again. The draft's and the target's folder are refused by path, by link and
+    by hard link. Raises DrafttraceError for these two and OutputExists for everything else.
+    """
+    path = place_of(out)
+    for name, folder in (("draft", draft_dir), ("target", target_dir)):
+        if folder is not None and (_same(path.parent, folder) or _same(path, folder / "config.json")):
+            raise DrafttraceError(
+                f"{path} is in the {name}'s own folder or its own config, which is never changed in place; give another "
+                "path."
+            )
+    if not path.parent.is_dir() and (path.parent.exists() or path.parent.is_symlink()):
+        raise OutputExists(f"{path.parent} is no folder; give another path.")
+    ours = _is_ours(path)
+    beside = path.parent.is_dir() and path != out and any(path.parent.iterdir())
+    if not ours and (path.exists() or path.is_symlink() or beside):
+        what = out if path != out else path
+        raise OutputExists(
+            f"{what} is there already and no copy that --fix made, or was changed since, so it is never replaced; give a "
+            "new path."
+        )
+    if path.exists() and not force:
+        raise OutputExists(f"{path} exists already; give another path or --force.")
+
+
+def fix(
+    draft_dir: Path, out: Path, changes: Mapping[str, Any], *, target_dir: Path | None = None, force: bool = False
+) -> Path:
     """Write the corrected config to ``out`` (a ``.json`` file, or a folder that gets ``config.json``).
 
-    changes: ``CheckResult.fix``. Raises DrafttraceError where there is nothing to correct or ``out`` is the draft's
-    own config, OutputExists where the file is there and ``force`` is not set.
+    A record beside it (``config.drafttrace-fix.json``) says what was changed and tells the copy from anybody else's
+    config. changes: ``CheckResult.fix``. Raises DrafttraceError where there is nothing to correct, and as
+    :func:`refuse_place` does.
     """
     if not changes:
         raise DrafttraceError(
             f"Nothing in {draft_dir}/config.json can be corrected with certainty; give --dump or --trained so that the "
             "trained wiring is known."
         )
-    own = draft_dir / "config.json"
-    path = out if out.suffix == ".json" else out / "config.json"
-    if path.exists() and os.path.samefile(path, own):
-        raise DrafttraceError(
-            f"{path} is the draft's own config, which is never changed in place; give another path."
-        )
-    if path.exists() and not force:
-        raise OutputExists(f"{path} exists already; give another path or --force.")
-    text = json.dumps(corrected(read_json(own), changes), indent=2) + "\n"
+    refuse_place(draft_dir, target_dir, out, force=force)
+    path = place_of(out)
+    text = json.dumps(corrected(read_json(draft_dir / "config.json"), changes), indent=2) + "\n"
+    record = {"schema": RECORD, "draft": str(draft_dir), "changes": dict(changes), "sha256": _digest(text.encode())}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        _put(_record_of(path), json.dumps(record, indent=2) + "\n")
+        _put(path, text)
     except OSError as error:
         raise OutputExists(f"{path} cannot be written ({error.strerror or error}); give another path.") from error
     return path
+
+
+def _put(path: Path, text: str) -> None:
+    """A whole file or none. A link or hard link of that name is replaced and never written through."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        part.write_text(text, "utf-8")
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _record_of(path: Path) -> Path:
+    return path.with_name(f"{path.stem}.drafttrace-fix.json")
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a record says that the config at ``path`` was written by :func:`fix`, as it stands there now."""
+    record = _record_of(path)
+    if path.is_symlink() or not path.is_file() or not record.is_file():
+        return False
+    try:
+        said = read_json(record)
+        return said.get("schema") == RECORD and said.get("sha256") == _digest(path.read_bytes())
+    except (UnreadableFile, OSError):
+        return False
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _same(one: Path, other: Path) -> bool:
+    return one.exists() and other.exists() and os.path.samefile(one, other)

@@ -75,7 +75,7 @@ def check(
     fix_to: Annotated[
         Path | None, typer.Option("--fix", metavar="OUT", help="Write a corrected copy of the draft's config.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing OUT.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an OUT that --fix wrote.")] = False,
     markdown: Annotated[Path | None, typer.Option("--md", help="A report to paste into an issue.")] = None,
     json_out: Annotated[str | None, typer.Option("--json", metavar="FILE|-", help="The machine form.")] = None,
     quiet: Quiet = False,
@@ -87,7 +87,7 @@ def check(
     """
     from drafttrace.compare.audit import render
     from drafttrace.compare.audit.check import check as audit
-    from drafttrace.compare.audit.fix import fix
+    from drafttrace.compare.audit.fix import fix, place_of, refuse_place
     from drafttrace.tracer.few_samples import open_few
     from drafttrace.tracer.open import open_capture
     from drafttrace.tracer.served_paths import folder_of
@@ -95,6 +95,9 @@ def check(
     told = said(hidden_size, layer_ids, slots, tokens, last, last_norm, mask, boundaries)
     served = [open_capture(trace)] if trace is not None else []
     target, draft = folder_of(target, served, "target"), folder_of(draft, served, "draft")
+    output.refuse_twice(markdown, json_out, place_of(fix_to) if fix_to is not None else None)
+    if fix_to is not None:
+        refuse_place(draft, target, fix_to, force=force)
     health: Mapping[str, Any] | None = Client(url, api_key=api_key).health().raw if url is not None else None
     found = audit(
         target,
@@ -108,10 +111,11 @@ def check(
         trained=_wiring(trained),
         algorithm=algorithm,
     )
-    output.refuse_twice(markdown, json_out)
     if markdown is not None:
         output.write_text(markdown, render.markdown(found))
-    written = fix(draft, fix_to, found.fix, force=force) if fix_to is not None and found.fix else None
+    written = None
+    if fix_to is not None and found.fix:
+        written = fix(draft, fix_to, found.fix, target_dir=target, force=force)
     output.emit(json_out, found.to_json, lambda: render.terminal(found, output.console()), quiet=quiet)
     if fix_to is not None and json_out != "-" and not quiet:
         message = f"the corrected copy is in {written}" if written else "nothing in the config could be corrected"

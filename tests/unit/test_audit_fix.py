@@ -1,0 +1,104 @@
+"""``check --fix`` replaces nothing but the copies that it made itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from audit_folders import DEEPSEEK_TARGET, specforge, write_draft, write_target
+
+from drafttrace.compare.audit.fix import fix
+from drafttrace.tracer.errors import DrafttraceError, OutputExists
+
+CHANGES = {"tie_word_embeddings": False}
+
+
+def link(made: Callable[[Path, Path], object]) -> Callable[[Path, Path], Path]:
+    """A place that leads to a model's config: by a link to the folder, a link to the file, or a hard link."""
+
+    def place(model: Path, base: Path) -> Path:
+        out = base / "out"
+        made(model, out)
+        return out
+
+    return place
+
+
+def _hard(model: Path, out: Path) -> None:
+    out.mkdir()
+    os.link(model / "config.json", out / "config.json")
+
+
+def _soft(model: Path, out: Path) -> None:
+    out.mkdir()
+    (out / "config.json").symlink_to(model / "config.json")
+
+
+PLACES: dict[str, Callable[[Path, Path], Path]] = {
+    "the folder": lambda model, base: model,
+    "its config": lambda model, base: model / "config.json",
+    "a new name in it": lambda model, base: model / "generation_config.json",
+    "a link to the folder": link(lambda model, out: out.symlink_to(model)),
+    "a link to the config": link(_soft),
+    "a hard link": link(_hard),
+}
+
+
+@pytest.mark.parametrize("whose", ["target", "draft"])
+@pytest.mark.parametrize("place", PLACES)
+def test_fix_with_force_never_reaches_target_or_draft(whose: str, place: str, tmp_path: Path) -> None:
+    """`check --fix TARGETDIR --force` overwrote the target's config."""
+    target, draft = write_target(tmp_path / "target"), write_draft(tmp_path / "draft", specforge([1, 15, 28]))
+    before = {path: path.read_bytes() for path in (*target.iterdir(), *draft.iterdir())}
+    out = PLACES[place](target if whose == "target" else draft, tmp_path)
+    with pytest.raises(DrafttraceError, match=f"{whose}'s own"):
+        fix(draft, out, CHANGES, target_dir=target, force=True)
+    assert before == {path: path.read_bytes() for path in (*target.iterdir(), *draft.iterdir())}
+
+
+def test_fix_replaces_only_a_copy_that_it_made(tmp_path: Path) -> None:
+    draft = write_draft(tmp_path / "draft", specforge([1, 15, 28]))
+    other = write_draft(tmp_path / "other", specforge([2, 3, 4]))
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    (notes / "README").write_text("mine")
+    file = tmp_path / "some.json"
+    file.write_text("{}")
+    for foreign in (other, notes, file):
+        with pytest.raises(OutputExists, match="no copy that --fix made"):
+            fix(draft, foreign, CHANGES, force=True)
+    assert json.loads((other / "config.json").read_text()) == specforge([2, 3, 4])
+    assert file.read_text() == "{}" and [path.name for path in notes.iterdir()] == ["README"]
+
+    (tmp_path / "empty").mkdir()
+    for out in (tmp_path / "empty", tmp_path / "new/deep", tmp_path / "one.json"):
+        path = fix(draft, out, CHANGES)
+        with pytest.raises(OutputExists, match="--force"):
+            fix(draft, out, CHANGES)
+        fix(draft, out, {**CHANGES, "fc_norm": True}, force=True)
+        assert json.loads(path.read_text())["fc_norm"] is True
+        path.write_text(path.read_text() + " ")  # somebody's own work from now on
+        with pytest.raises(OutputExists, match="changed since"):
+            fix(draft, out, CHANGES, force=True)
+
+
+def test_a_refused_fix_is_refused_before_any_report_is_written(tmp_path: Path) -> None:
+    target = write_target(tmp_path / "target", DEEPSEEK_TARGET)
+    draft = write_draft(tmp_path / "draft", specforge([2, 30, 58]))
+    before = (target / "config.json").read_bytes()
+    order = [sys.executable, "-m", "drafttrace.tracer.cli", "check", "--target", str(target), "--draft", str(draft)]
+    order += ["--sglang-version", "0.5.23", "--trained", "B0,B3,B31", "--md", str(tmp_path / "r.md"), "--force"]
+    done = subprocess.run([*order, "--fix", str(target)], capture_output=True, text=True)
+    assert done.returncode == 2 and "never changed in place" in done.stderr, done.stderr
+    assert (target / "config.json").read_bytes() == before and not (tmp_path / "r.md").exists()
+    twice = subprocess.run(
+        [*order, "--fix", str(tmp_path / "x.json"), "--json", str(tmp_path / "x.json")],
+        capture_output=True,
+        text=True,
+    )
+    assert twice.returncode == 2 and "same file" in twice.stderr, twice.stderr

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from drafttrace.compare import coverage
 from drafttrace.compare.result import Acceptance
 from drafttrace.compare.thresholds import Thresholds
 from drafttrace.tracer.capture import Capture
@@ -75,13 +76,23 @@ def draft_steps(trace: Capture) -> int | None:
 
 
 def acceptance_of(
-    left: Capture, reference: Capture | None, expected: Expected | None = None, fc_in: str = "unknown"
+    left: Capture,
+    reference: Capture | None,
+    expected: Expected | None = None,
+    fc_in: str = "unknown",
+    vocabulary: Collection[int] | None = None,
 ) -> Acceptance:
-    """The trace's accept lengths beside the expected one: the given one, else one that a file's about block tells."""
+    """The trace's accept lengths beside the expected one: the given one, else one that a file's about block tells.
+
+    vocabulary: the target ids that the draft can say, None where it is not known, or where it can say all of them.
+    """
     request = left.about.get("request")
     counts: Sequence[Any] = request.get("accept_counts", ()) if isinstance(request, Mapping) else ()
     numbers = [float(c) for c in counts if isinstance(c, (int, float))]
     wanted = expected or _declared(left, "the trace") or _declared(reference, "the reference")
+    answer = [int(token) for token in left.tokens[left.prompt_length or len(left.tokens) :]]
+    won = coverage.sayable(numbers, answer, vocabulary) if vocabulary is not None else None
+    counted = coverage.rounds_of(numbers if won is None else won)
     return Acceptance(
         observed=float(np.mean(numbers)) if numbers else None,
         rounds=len(numbers),
@@ -91,6 +102,9 @@ def acceptance_of(
         expected_curve=wanted.accuracies if wanted is not None else (),
         fc_in=fc_in,
         after_the_end=after_the_end(left),
+        counted_rounds=counted.count,
+        at_most=counted.at_most if counted.count else None,
+        outside=coverage.outside(answer, vocabulary) if vocabulary is not None and answer else None,
     )
 
 
@@ -117,6 +131,21 @@ def accept_curve(counts: Sequence[float], steps: int | None = None) -> tuple[flo
         shares.append(accepted / reached)
         reached = accepted
     return tuple(shares)
+
+
+def judged_low(acceptance: Acceptance, thresholds: Thresholds) -> tuple[bool, bool]:
+    """Whether the observed accept length is below the limit, and whether so many rounds show it that it is no chance.
+
+    Rounds whose next token the draft cannot say are no evidence of a fault: a healthy draft loses them too.
+    """
+    if acceptance.observed is None or acceptance.after_the_end:
+        return False, False
+    limit = low_limit(acceptance, thresholds)
+    low = acceptance.observed < limit
+    most = acceptance.at_most
+    if most is None and acceptance.outside is None and acceptance.rounds:  # a result that an older version saved
+        most = acceptance.observed + coverage.LEAST_UNSEEN / acceptance.rounds
+    return low, low and most is not None and most < limit
 
 
 def low_limit(acceptance: Acceptance, thresholds: Thresholds) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from drafttrace import __version__
@@ -32,6 +32,7 @@ from drafttrace.tracer.errors import NothingToCompare
 Decode = Callable[[int], str]
 NormWeights = Callable[[], Mapping[str, Doubles]]
 TryRope = Callable[[], RopeTrial | None]
+Vocabulary = Callable[[], Collection[int] | None]
 NO_WIRINGS = Wirings((), (), None, None, None)
 NO_RANKS = RankFacts()
 
@@ -50,6 +51,7 @@ def diff(
     marks: ChatMarks | None = None,
     norms: NormWeights = dict,
     rope: TryRope = lambda: None,
+    vocabulary: Vocabulary = lambda: None,
 ) -> Result:
     """Compare a capture with a reference; without one, check the capture against itself.
 
@@ -59,11 +61,12 @@ def diff(
     others: traces of other requests to the same server, to find rows that belong to them. expected: the accept length
     that the draft should reach. marks: the ids of the target's chat template, to see whether a loss mask is moved.
     norms: reads the norm weights of the served models, called where a gain per channel has to be explained. rope: replays
-    the draft with the target's rope base, called where all slots match.
+    the draft with the target's rope base, called where all slots match. vocabulary: reads the target ids that the served
+    draft can say, None where they are not known; rounds that it could not win are no evidence against it.
     Raises NothingToCompare where the two cannot belong together: another hidden size, or a side without any state.
     """
     between = compare_hashes(ranks)
-    judging = _Judging(thresholds, noise, decode, expected, marks, norms, rope)
+    judging = _Judging(thresholds, noise, decode, expected, marks, norms, rope, vocabulary)
     if reference is None:
         return _finish(_Work(left, None, None, look_for_copies(left, None, others), ranks=between), judging)
     _check(left, reference)
@@ -124,6 +127,7 @@ class _Judging:
     marks: ChatMarks | None
     norms: NormWeights
     rope: TryRope
+    vocabulary: Vocabulary
 
 
 @dataclass(frozen=True)
@@ -212,7 +216,7 @@ def _finish(work: _Work, judging: _Judging) -> Result:
         masks=find_mask_shifts(left, reference, judging.marks, judging.decode),
         inside=inside,
         ranks=work.ranks,
-        acceptance=acceptance_of(left, reference, judging.expected, inside.fc_state),
+        acceptance=acceptance_of(left, reference, judging.expected, inside.fc_state, judging.vocabulary()),
         rope=judging.rope() if work.slots and all(s.verdict != MISMATCH for s in work.slots) else None,
         decode=judging.decode,
     )

@@ -91,7 +91,7 @@ def rejudge(result: Result, thresholds: Thresholds) -> Result:
     )
 
 
-_BY_LEVEL = ("none", "downstream", "unexplained")
+_BY_LEVEL = ("none", "downstream", "unexplained", "vocab-coverage")
 _WITH_TENSORS = {"located": "which boundary a slot is", "scale": "whether a fitted factor is a fault"}
 _OF_ROWS = ("row", "row_cosine", "row_hidden")
 

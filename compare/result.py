@@ -233,7 +233,10 @@ class Acceptance:
 
     curve: the share of rounds that accepted draft token 1, then of those token 2, and so on. expected_curve: the same
     as training saw it. fc_in: what fc received, as "equal", "normed", "raw", "differs" or "unknown". after_the_end: the
-    prompt was a finished text, whose continuation nothing was trained on.
+    prompt was a finished text, whose continuation nothing was trained on. outside: the share of the answer's tokens that
+    the draft's vocabulary lacks, None where the draft is not at hand. counted_rounds: the rounds that say something about
+    the draft, those whose next token it could say (all of them where ``outside`` is None). at_most: the accept length
+    that those rounds do not rule out (95 %).
     """
 
     observed: float | None
@@ -244,6 +247,9 @@ class Acceptance:
     expected_curve: tuple[float, ...] = ()
     fc_in: str = "unknown"
     after_the_end: bool = False
+    counted_rounds: int = 0
+    at_most: float | None = None
+    outside: float | None = None
 
 
 @dataclass(frozen=True)

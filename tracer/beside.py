@@ -1,4 +1,5 @@
-"""What belongs to a comparison besides its two sides: ranks, other requests, the chat's marks, the models' norms."""
+"""What belongs to a comparison besides its two sides: ranks, other requests, the chat's marks, the models' norms and the
+draft's vocabulary."""
 
 from __future__ import annotations
 
@@ -37,6 +38,7 @@ class Beside:
     expected: Expected | None = None
     norms: Callable[[], Mapping[str, Any]] = dict
     rope: Callable[[], RopeTrial | None] = lambda: None
+    vocabulary: Callable[[], frozenset[int] | None] = lambda: None
 
     def arguments(self) -> dict[str, Any]:
         """The keyword arguments."""
@@ -68,6 +70,7 @@ def gather(
         expected=_expected(expected, left),
         norms=partial(_norms, left),
         rope=partial(_rope, left),
+        vocabulary=partial(_vocabulary, left),
     )
 
 
@@ -76,6 +79,26 @@ def _norms(left: Capture) -> Mapping[str, Any]:
     from drafttrace.tracer.norm_weights import served_norms
 
     return served_norms(left)
+
+
+def _vocabulary(left: Capture) -> frozenset[int] | None:
+    """The target ids that the served draft can say, by the map in its folder; None where that is not here or has none.
+
+    A redacted trace has pseudonyms for ids, which are of no vocabulary. What is wrong with a map is said by ``check``.
+    """
+    path = served_path(left, "draft")
+    if path is None or left.redacted or not Path(path).is_dir():
+        return None
+    from drafttrace.tracer.checkpoint import open_checkpoint
+
+    try:
+        weights = open_checkpoint(Path(path))
+        if "d2t" not in weights or len(weights.info("d2t").shape) != 1:
+            return None
+        offsets = weights.array("d2t")
+        return frozenset((offsets.astype("int64") + range(len(offsets))).tolist())
+    except DrafttraceError:
+        return None
 
 
 def _rope(left: Capture) -> RopeTrial | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from drafttrace.compare.acceptance import low_limit
+from drafttrace.compare.acceptance import judged_low, low_limit
 from drafttrace.compare.findings.base import finding, name_slots
 from drafttrace.compare.outliers import outlier_positions
 from drafttrace.compare.result import FAULT, NOTE, Acceptance, Finding, SlotResult
@@ -20,7 +20,7 @@ _CURVE = (
     "Look next at the draft's weights (lm_head), its vocabulary map d2t, rope and positions: `drafttrace check --target "
     "DIR --draft DIR` reads them, `drafttrace replay` computes the accept length that this capture should have had."
 )
-_MIN_ROUNDS = 5  # a shorter request says nothing about its draft
+_UNCOVERED = 0.05  # a smaller share of tokens outside the draft's vocabulary is not worth a word
 _NAMES = {-1: "The last state", -2: "The embedding"}
 
 
@@ -104,11 +104,12 @@ def conclusion(ending: Ending, found: Sequence[Finding], verdict_without: str) -
         "equal": "fc received the target's states bit for bit",
         "normed": "fc received the target's states through the norm that its config asks for",
     }.get(acceptance.fc_in, "what fc received was not recorded")
-    low = _too_low(ending)
+    low, shown = judged_low(acceptance, ending.thresholds)
     if ending.alone:
-        return (_alone(acceptance, consumed, low),)
+        return (_alone(acceptance, consumed, low), *_uncovered(acceptance))
     if low and acceptance.fc_in in {"equal", "normed", "unknown"}:
-        return (_downstream(ending, consumed),)
+        told = _downstream(ending, consumed) if shown else _hardly_shown(ending, consumed)
+        return (told, *_uncovered(acceptance))
     return (
         finding(
             "none",
@@ -121,6 +122,7 @@ def conclusion(ending: Ending, found: Sequence[Finding], verdict_without: str) -
             + _CURVE,
             severity=NOTE,
         ),
+        *_uncovered(acceptance),
     )
 
 
@@ -138,6 +140,9 @@ def _evidence(acceptance: Acceptance) -> dict[str, object]:
         "fc_in": acceptance.fc_in,
         "accept_length": acceptance.observed,
         "rounds": acceptance.rounds,
+        "counted_rounds": acceptance.counted_rounds,
+        "at_most": acceptance.at_most,
+        "outside_draft_vocabulary": acceptance.outside,
         "expected": acceptance.expected,
         "expected_source": acceptance.expected_source,
         "accepted_by_position": list(acceptance.curve),
@@ -157,6 +162,42 @@ def _downstream(ending: Ending, consumed: str) -> Finding:
         remedy=f"{acceptance_hint(acceptance)} {_CURVE}",
         by_level=True,
     )
+
+
+def _hardly_shown(ending: Ending, consumed: str) -> Finding:
+    """A low accept length over rounds that a healthy draft may lose as well: no fault, and no all-clear either."""
+    acceptance = ending.acceptance
+    limit = low_limit(acceptance, ending.thresholds)
+    few = f"{acceptance.counted_rounds} round{'' if acceptance.counted_rounds == 1 else 's'}"
+    if acceptance.outside is not None and acceptance.counted_rounds < acceptance.rounds:
+        few = f"only {acceptance.counted_rounds} of {acceptance.rounds} rounds had a next token that the draft can say"
+    else:
+        few = f"{few} cannot tell that from chance"
+    return finding(
+        "downstream",
+        f"All slots match, and {consumed}. The accept length is {acceptance.observed:.2f} (too low below {limit:.2f}), but "
+        f"{few}: that shows no fault.",
+        confidence=0.3,
+        evidence={**_evidence(acceptance), "too_low_below": limit},
+        remedy="Record a longer answer to a prompt like the draft's training data (--max-new-tokens 256), or give what the "
+        "draft should reach on this text: --expected 0.75,0.71,0.68, or the result of drafttrace replay.",
+        severity=NOTE,
+        by_level=True,
+    )
+
+
+def _uncovered(acceptance: Acceptance) -> Iterator[Finding]:
+    """Tokens of the answer that the draft could never say."""
+    if acceptance.outside is not None and acceptance.outside > _UNCOVERED:
+        yield finding(
+            "vocab-coverage",
+            f"{acceptance.outside:.0%} of the answer's tokens are outside the draft's vocabulary: it can never propose them.",
+            confidence=0.9,
+            evidence={"outside": acceptance.outside, "counted_rounds": acceptance.counted_rounds},
+            remedy="Judge the draft on text like its training data, or choose its vocabulary by counting tokens of the "
+            "served traffic.",
+            severity=NOTE,
+        )
 
 
 def _alone(acceptance: Acceptance, consumed: str, low: bool) -> Finding:
@@ -195,13 +236,6 @@ def acceptance_hint(acceptance: Acceptance) -> str:
     return (
         "Acceptance falls evenly from token to token: look at the draft's weights and at how well it was trained."
     )
-
-
-def _too_low(ending: Ending) -> bool:
-    acceptance = ending.acceptance
-    if acceptance.observed is None or acceptance.rounds < _MIN_ROUNDS or acceptance.after_the_end:
-        return False
-    return acceptance.observed < low_limit(acceptance, ending.thresholds)
 
 
 def _observed(acceptance: Acceptance) -> str:

@@ -198,7 +198,7 @@ def test_what_was_decided_with_the_tensors_is_not_judged_again(name: str) -> Non
 
 def test_an_accept_length_is_judged_again() -> None:
     left = served(WORLD, (2, 5, 7))
-    left = replace(left, about={**left.about, "request": {"accept_counts": [2, 2, 2, 2, 2]}})
+    left = replace(left, about={**left.about, "request": {"accept_counts": [2] * 12}})
     saved = diff(left, dumped(WORLD.noisy(0.02), (2, 5, 7)))
     assert saved.findings[0].id == "none"
     strict = rejudge(saved, replace(DEFAULT, accept=2.5))

@@ -2,7 +2,8 @@
 
 A hidden state depends on every token before it, so rows are paired only as far as both sides hold the same tokens
 from the first one on. Where the ids themselves look moved (an offset), the plan pairs by id and leaves it to the
-values to say whether the prompt or only the rows moved.
+values to say whether the prompt or only the rows moved. A token whose id is not known (-1) can be any other: its row is
+paired with none, but for the leading one, which some layouts do not keep and the tokens after it vouch for.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from drafttrace.tracer.errors import NothingToCompare
 
 Bools = npt.NDArray[np.bool_]
 _MAX_OFFSET = 512
+_MIN_RUN = 4  # tokens in a row that hardly agree by chance
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,9 @@ class Alignment:
     """Pairs of rows. left_rows, reference_rows, positions: one entry per pair, positions ascending.
 
     offset o: left token p is reference token p + o. shift: rows moved further by values (set after measuring).
-    same_prefix: tokens that agree from the first one on. matched: tokens that agree at ``offset``.
+    same_prefix: known tokens that agree before the first that differs. matched: tokens that agree at ``offset``.
     prefix_gap: leading prompt positions that the left side has no row for. reference_limit: rows of the reference.
+    unknown: positions with a row on both sides, left out because a side does not know its token.
     """
 
     left_rows: Ints
@@ -52,6 +55,7 @@ class Alignment:
     rows_reference: int
     reference_limit: int
     shift: int = 0
+    unknown: int = 0
     skipped: Mapping[str, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -77,33 +81,36 @@ def plan(left: Capture, reference: Capture, *, offsets: bool = True) -> Alignmen
     """Pair the rows of two captures by their token ids; without ``offsets`` only as far as the first tokens agree."""
     _refuse_other_pseudonyms(left, reference)
     ours, theirs = valid_tokens(left), valid_tokens(reference)
-    same = common_prefix(ours, theirs)
-    shorter = min(len(ours), len(theirs))
-    offset, matched = 0, same
+    first = _first_difference(ours, theirs)
+    proven = _proven(ours, theirs, first)
+    same = int(proven.sum())
+    offset, matched, whole = 0, same, same == first
     difference = None
-    if same < shorter:
-        difference = Difference(same, int(ours[same]), int(theirs[same]))
-        if offsets and not _natural(left, reference, same):
+    if first < min(len(ours), len(theirs)):
+        difference = Difference(first, int(ours[first]), int(theirs[first]))
+        if offsets and not _natural(left, reference, first):
             offset, matched = find_offset(ours, theirs, same)
-    stop = same if offset == 0 else len(ours)
+    if offset:
+        first, proven = len(ours), _agreeing(ours, theirs, offset)
     skipped: dict[str, int] = {}
     left_at = _row_of_position(left, ours, skipped, "")
     reference_at = _row_of_position(reference, theirs, skipped, "reference: ")
-    pairs = _pair(left_at, reference_at, ours, theirs, offset, stop, skipped)
+    pairs = _pair(left_at, reference_at, ours, theirs, offset, first, proven, skipped)
     return Alignment(
-        left_rows=pairs[0],
-        reference_rows=pairs[1],
-        positions=pairs[2],
+        left_rows=pairs.left,
+        reference_rows=pairs.reference,
+        positions=pairs.positions,
         offset=offset,
         same_prefix=same,
         matched=matched,
         difference=difference,
-        natural=difference is not None and _natural(left, reference, same),
-        truncated=_truncated(left, reference, ours, theirs, same),
+        natural=difference is not None and _natural(left, reference, difference.index),
+        truncated=_truncated(left, reference, ours, theirs, same) if whole else None,
         prefix_gap=_prefix_gap(left, left_at),
         rows_left=len(left.table),
         rows_reference=len(reference.table),
         reference_limit=_row_limit(reference),
+        unknown=pairs.unknown,
         skipped=skipped,
     )
 
@@ -129,10 +136,53 @@ def valid_tokens(capture: Capture) -> Ints:
 
 
 def common_prefix(left: Ints, right: Ints) -> int:
-    """How many tokens agree from the first one on; -1 (unknown) agrees with anything."""
+    """How many tokens are known to agree from the first one on."""
+    proven = _proven(left, right, _first_difference(left, right))
+    return len(proven) if bool(proven.all()) else int(np.argmin(proven))
+
+
+def _first_difference(left: Ints, right: Ints) -> int:
+    """The first index with two known ids that differ; the length of the shorter side where there is none."""
     count = min(len(left), len(right))
-    agree = _agree(left[:count], right[:count])
-    return count if bool(agree.all()) else int(np.argmin(agree))
+    alike = _compatible(left[:count], right[:count])
+    return count if bool(alike.all()) else int(np.argmin(alike))
+
+
+def _proven(left: Ints, right: Ints, first: int) -> Bools:
+    """Which of the tokens before ``first``, where the sides differ or one ends, are known to agree, ``[first]``.
+
+    The sides may have parted among unknown tokens: a few that agree between those and the difference prove nothing.
+    """
+    proven = _agreeing(left[:first], right[:first], 0)
+    if first < min(len(left), len(right)) and not proven.all():
+        behind = int(np.flatnonzero(~proven)[-1]) + 1
+        if first - behind < _MIN_RUN:
+            proven[behind:] = False
+    known = _known(left[:first]) & _known(right[:first])
+    return proven if bool((proven & known).any()) else np.zeros(first, np.bool_)
+
+
+def _agreeing(left: Ints, right: Ints, offset: int) -> Bools:
+    """Which of the left tokens are known to be the reference's at ``offset``, ``[len(left)]``."""
+    low, high = max(0, -offset), min(len(left), len(right) - offset)
+    ours, theirs = slice(low, high), slice(low + offset, high + offset)
+    agree = np.zeros(len(left), np.bool_)
+    if high > low:
+        agree[ours] = _vouched(left)[ours] & _vouched(right)[theirs] & _compatible(left[ours], right[theirs])
+    return agree
+
+
+def _known(tokens: Ints) -> Bools:
+    known: Bools = tokens >= 0
+    return known
+
+
+def _vouched(tokens: Ints) -> Bools:
+    """The tokens that are known, and the leading one where only that is not kept."""
+    known = _known(tokens)
+    if len(tokens) > 1 and known[1]:
+        known[0] = True
+    return known
 
 
 def find_offset(left: Ints, right: Ints, same: int) -> tuple[int, int]:
@@ -146,7 +196,8 @@ def find_offset(left: Ints, right: Ints, same: int) -> tuple[int, int]:
         low, high = max(0, -offset), min(len(left), len(right) - offset)
         if offset == 0 or high - low <= best_run:
             continue
-        run = _longest_run(_agree(left[low:high], right[low + offset : high + offset]))
+        ours, theirs = left[low:high], right[low + offset : high + offset]
+        run = _longest_run((ours == theirs) & _known(ours))
         if run > best_run:
             best, best_run = offset, run
     if best and best_run >= max(4, 2 * same, shorter // 2):
@@ -154,7 +205,8 @@ def find_offset(left: Ints, right: Ints, same: int) -> tuple[int, int]:
     return 0, same
 
 
-def _agree(left: Ints, right: Ints) -> Bools:
+def _compatible(left: Ints, right: Ints) -> Bools:
+    """Where two ids can be those of one token: equal, or one of them not known."""
     agree: Bools = (left == right) | (left < 0) | (right < 0)
     return agree
 
@@ -196,7 +248,7 @@ def _row_of_position(capture: Capture, tokens: Ints, skipped: dict[str, int], wh
     expected = (
         np.where(inside, tokens[np.clip(position, 0, max(0, len(tokens) - 1))], -1) if len(tokens) else position
     )
-    other = ~_agree(table.token_id[:limit], expected)
+    other = ~_compatible(table.token_id[:limit], expected)
     absent = ~_recorded(capture, limit)
     usable = inside & ~rejected & ~undecided & ~other & ~absent
     rows = np.flatnonzero(usable)
@@ -239,6 +291,16 @@ def _count(skipped: dict[str, int], reason: str, rows: Bools) -> None:
         skipped[reason] = count
 
 
+@dataclass(frozen=True)
+class _Pairs:
+    """Row numbers of both sides and positions, one entry per pair; and how many were left out for an unknown token."""
+
+    left: Ints
+    reference: Ints
+    positions: Ints
+    unknown: int
+
+
 def _pair(
     left_at: Ints,
     reference_at: Ints,
@@ -246,24 +308,38 @@ def _pair(
     theirs: Ints,
     offset: int,
     stop: int,
+    proven: Bools,
     skipped: dict[str, int],
-) -> tuple[Ints, Ints, Ints]:
+) -> _Pairs:
     position = np.flatnonzero(left_at >= 0)
     other = position + offset
     exists = (other >= 0) & (other < len(theirs))
-    same = np.zeros(len(position), np.bool_)
-    same[exists] = _agree(ours[position[exists]], theirs[other[exists]])
-    before = position < stop
     row = np.full(len(position), -1, np.int64)
     row[exists] = reference_at[other[exists]]
-    keep = exists & same & before & (row >= 0)
+    theirs_there = np.full(len(position), -1, np.int64)
+    theirs_there[exists] = theirs[other[exists]]
+    alike = exists & (position < stop) & _compatible(ours[position], theirs_there)
+    agree = np.zeros(len(position), np.bool_)
+    agree[alike] = proven[position[alike]]
+    doubted, mine, its = alike & ~agree, _known(ours[position]), _known(theirs_there)
+    keep = agree & (row >= 0)
     _count(skipped, "beyond the reference's tokens", ~exists)
-    _count(skipped, "at or after the first token that differs", exists & ~(same & before))
-    _count(skipped, "the reference has no row there", exists & same & before & (row < 0))
-    unpaired = int((reference_at >= 0).sum()) - int(keep.sum())
+    _count(skipped, "at or after the first token that differs", exists & ~alike)
+    _count(skipped, "the token's id is not known", doubted & ~mine)
+    _count(skipped, "the reference does not know the token's id", doubted & mine & ~its)
+    _count(skipped, "behind tokens that are not known", doubted & mine & its)
+    _count(skipped, "the reference has no row there", agree & (row < 0))
+    nameless = (reference_at >= 0) & ~_vouched(theirs)
+    _count(skipped, "reference: the token's id is not known", nameless)
+    unpaired = int((reference_at >= 0).sum()) - int(nameless.sum()) - int(keep.sum())
     if unpaired > 0:
         skipped["reference: no row on the left"] = unpaired
-    return left_at[position[keep]], row[keep], position[keep].astype(np.int64)
+    return _Pairs(
+        left_at[position[keep]],
+        row[keep],
+        position[keep].astype(np.int64),
+        int((doubted & (row >= 0)).sum()),
+    )
 
 
 def _prefix_gap(left: Capture, left_at: Ints) -> int:

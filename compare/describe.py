@@ -199,5 +199,7 @@ def summary_stats(rows: RowMeasures) -> dict[str, object]:
         "massive_rows": int((~keep).sum() - (rows.nan_left | rows.nan_reference).sum()),
         "nan_rows": int((rows.nan_left | rows.nan_reference).sum()),
         "zero_rows": int((rows.zero_left | rows.zero_reference).sum()),
-        "constant_rows": int((rows.flat_left | rows.flat_reference).sum()),
+        "constant_rows": int(
+            ((rows.flat_left & ~rows.nan_left) | (rows.flat_reference & ~rows.nan_reference)).sum()
+        ),
     }

@@ -269,7 +269,7 @@ def _was_compared(work: _Work, facts: Facts) -> bool:
     if alignment is None or len(alignment) == 0:
         return False
     diverges = alignment.difference is not None and not alignment.natural and alignment.shift == 0
-    if diverges and len(alignment) <= MIN_ROWS:
+    if (diverges or alignment.unknown) and len(alignment) <= MIN_ROWS:
         return False
     return bool(work.slots or work.others) or facts.inside.fc_ran is False
 

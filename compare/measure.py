@@ -249,17 +249,20 @@ def median(values: Doubles) -> float:
 
 
 def duplicate_rows(rows: Rows, index: Ints, token_id: Ints) -> int:
-    """Rows that repeat, bit for bit, the row before them although their tokens differ. ``token_id``: one per row."""
+    """Rows that repeat, bit for bit, the row before them although their tokens differ. ``token_id``: one per row, -1
+    where it is not known. A row that is not finite repeats nothing."""
     return count_repeated(blocks.hash_rows(rows, index, BLOCK_BYTES // 8), rows, index, token_id)
 
 
 def count_repeated(hashes: Hashes, rows: Rows, index: Ints, token_id: Ints) -> int:
     """As :func:`duplicate_rows`, from the hashes of the rows; only rows with equal hashes are read again."""
-    same = np.flatnonzero((hashes[1:] == hashes[:-1]) & (token_id[1:] != token_id[:-1])) + 1
+    other = (token_id[1:] != token_id[:-1]) & (token_id[1:] >= 0) & (token_id[:-1] >= 0)
+    same = np.flatnonzero((hashes[1:] == hashes[:-1]) & other) + 1
     step = max(16, BLOCK_BYTES // (16 * max(1, rows.width)))  # both sides, stored and as float32
     count = 0
     for start in range(0, len(same), step):
         here = same[start : start + step]
-        bits, before = (rows.take(index[k]).view(np.uint32) for k in (here, here - 1))
-        count += int(((bits == before).all(1) & (bits != 0).any(1)).sum())
+        values = rows.take(index[here])
+        bits, before = values.view(np.uint32), rows.take(index[here - 1]).view(np.uint32)
+        count += int(((bits == before).all(1) & (bits != 0).any(1) & np.isfinite(values).all(1)).sum())
     return count

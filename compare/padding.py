@@ -101,14 +101,15 @@ def _leak(tap: _Tap, padding: Mapping[str, Mapping[int, int]]) -> Leak | None:
 
 
 def _equal_rows(rows: Rows, wanted: Ints, table: RowTable, known: Mapping[int, int]) -> Ints:
-    """Which of the wanted rows have the hash that is known of their frame; rows that are all zero never."""
+    """Which of the wanted rows have the hash that is known of their frame; rows of zeros, or not finite, never."""
     if not len(wanted):
         return wanted
     zero = row_hashes(np.zeros((1, rows.width), rows.dtype.storage))[0]
     expected = np.array([known.get(int(frame), 0) for frame in table.frame[wanted]], np.uint64)
     hashes = np.concatenate([_hashes(rows, run) for run in _runs(wanted)])
     found: Ints = wanted[(hashes == expected) & (hashes != zero)]
-    return found
+    finite = np.array([np.isfinite(rows.floats(row, row + 1)).all() for row in found.tolist()], np.bool_)
+    return found[finite]
 
 
 def _runs(wanted: Ints) -> list[Ints]:

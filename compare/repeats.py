@@ -2,7 +2,8 @@
 
 A hidden state depends on every token up to its own, so rows of different tokens never agree in all their bits, unless
 one was copied from the other, or both from a third. States that depend on the token alone (the embedding) are left out:
-vocabularies have tokens that share a vector.
+vocabularies have tokens that share a vector. Rows that are not finite are no copies (NaN is NaN), and nothing is said
+of rows whose token is not known.
 """
 
 from __future__ import annotations
@@ -72,13 +73,14 @@ def find_repeats(capture: Capture) -> tuple[Repeat, ...]:
     """Every group of equal rows in the slots and the last state of a capture."""
     found: list[Repeat] = []
     table = Places(capture.table, capture.padded)
-    for slot, rows, present in states(capture):
+    for slot, rows, there in states(capture):
+        present = there & _named(capture, len(there))
         keys = state_keys(rows, present)
         own = keys[keys != 0]
         if len(np.unique(own)) == len(own):
             continue
         groups = [group for group in _grouped(keys).values() if len(group) > 1]
-        groups = [g for g in groups if len(np.unique(capture.table.token_id[g])) > 1 and _all_equal(rows, g)]
+        groups = [g for g in groups if len(np.unique(capture.table.token_id[g])) > 1 and _is_one_state(rows, g)]
         most = [g for g in groups if len(g) > int(present.sum()) // 2]  # one row for most tokens
         if not most and (not groups or depends_on_the_token(capture, keys)):
             continue
@@ -104,11 +106,12 @@ def find_borrowed(
         if _same_request(capture, other):
             continue
         there = Places(other.table, other.padded)
-        theirs = {slot: (rows, present) for slot, rows, present in states(other)}
+        theirs = {slot: (rows, here & _named(other, len(here))) for slot, rows, here in states(other)}
         for slot, rows, present in held:
             if slot not in theirs or theirs[slot][0].width != rows.width:
                 continue
             mine = present & (capture.table.accepted[: len(present)] == Accepted.ACCEPTED)
+            mine &= _named(capture, len(mine))
             equal = list(_equal_rows(capture, rows, mine, other, *theirs[slot]))
             if len(equal) > 1 and depends_on_the_token(capture, state_keys(rows, present)):
                 continue
@@ -173,10 +176,22 @@ def _grouped(keys: npt.NDArray[np.int64]) -> dict[int, Ints]:
     return {int(v): part.astype(np.int64) for v, part in zip(values, parts, strict=True) if v != 0}
 
 
-def _all_equal(rows: Rows, group: Ints) -> bool:
-    """Whether the hashes told the truth (of the first rows of a large group)."""
+def _named(capture: Capture, count: int) -> Bools:
+    """The first ``count`` rows, those whose token is known."""
+    named: Bools = capture.table.token_id[:count] >= 0
+    return named
+
+
+def _finite(rows: Rows, row: int) -> bool:
+    return bool(np.isfinite(rows.floats(row, row + 1)).all())
+
+
+def _is_one_state(rows: Rows, group: Ints) -> bool:
+    """Whether the hashes told the truth (of the first rows of a large group), and what is equal is a state at all."""
     first = rows.raw(int(group[0]), int(group[0]) + 1)
-    return all(np.array_equal(first, rows.raw(int(i), int(i) + 1), equal_nan=False) for i in group[1:64])
+    return _finite(rows, int(group[0])) and all(
+        np.array_equal(first, rows.raw(int(i), int(i) + 1), equal_nan=False) for i in group[1:64]
+    )
 
 
 def depends_on_the_token(capture: Capture, keys: npt.NDArray[np.int64]) -> bool:
@@ -193,7 +208,9 @@ def depends_on_the_token(capture: Capture, keys: npt.NDArray[np.int64]) -> bool:
 def _same_request(one: Capture, two: Capture) -> bool:
     """The same recording, or one of the same text: its rows are meant to be equal."""
     count = min(len(one.tokens), len(two.tokens))
-    return one.path == two.path or (count > 0 and np.array_equal(one.tokens[:count], two.tokens[:count]))
+    ours, theirs = one.tokens[:count], two.tokens[:count]
+    known = (ours >= 0) & (theirs >= 0)
+    return one.path == two.path or (bool(known.any()) and np.array_equal(ours[known], theirs[known]))
 
 
 def _equal_rows(
@@ -207,7 +224,8 @@ def _equal_rows(
         for row in group:
             for there in theirs.get(key, ()):
                 if capture.table.token_id[row] != other.table.token_id[there]:
-                    if np.array_equal(rows.raw(row, row + 1), their_rows.raw(there, there + 1)):
+                    equal = np.array_equal(rows.raw(row, row + 1), their_rows.raw(there, there + 1))
+                    if equal and _finite(rows, int(row)):
                         yield int(row), int(there)
                     break
 

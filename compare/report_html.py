@@ -18,6 +18,7 @@ from drafttrace.compare.wording import (
     acceptance_line,
     alignment_line,
     limits_line,
+    note_lines,
     oddities,
     remedies,
 )
@@ -71,6 +72,7 @@ def _body(result: Result) -> Iterator[str]:
     yield from (
         _side(name, side) for name, side in (("left", result.left), ("reference", result.reference)) if side
     )
+    yield from (f'<div class="side">{html.escape(f"note, {line}")}</div>' for line in note_lines(result))
     for line in (alignment_line(result), acceptance_line(result), f"noise floor: {result.noise.source}"):
         if line:
             yield f'<div class="side">{html.escape(line)}</div>'

@@ -23,6 +23,7 @@ from drafttrace.compare.wording import (
     group_rows,
     limits_line,
     measure_cells,
+    note_lines,
     number,
     oddities,
     remedies,
@@ -101,6 +102,7 @@ def _head(result: Result) -> Iterator[str]:
         if line is not None:
             yield f"* {text(line, 800)}"
     yield f"* {text(alignment_line(result), 800)}"
+    yield from (f"* note, {text(line)}" for line in note_lines(result))
     acceptance = acceptance_line(result)
     if acceptance is not None:
         yield f"* {text(acceptance)}"

@@ -9,7 +9,15 @@ import html
 from collections.abc import Iterator
 
 from drafttrace.compare.result import FAULT, Finding, Result
-from drafttrace.compare.wording import HEADERS, VERDICTS, acceptance_line, alignment_line, remedies, slot_cells
+from drafttrace.compare.wording import (
+    HEADERS,
+    VERDICTS,
+    acceptance_line,
+    alignment_line,
+    note_lines,
+    remedies,
+    slot_cells,
+)
 
 _COLOUR = {"match": "#18794e", "noise": "#b26a00", "mismatch": "#c4312d", "incomparable": "#6b4fbb"}
 _LEFT = frozenset({"left", "reference", "verdict"})
@@ -30,6 +38,7 @@ def _parts(result: Result) -> Iterator[str]:
             wiring = "[" + ", ".join(k or "?" for k in side.wiring) + "]" if side.wiring else "not declared"
             text = f"{name}: {side.path} ({side.format}), {side.tokens} tokens, declared wiring {wiring}"
             yield f'<div style="{_DIM}">{html.escape(text)}</div>'
+    yield from (f'<div style="{_DIM}">{html.escape(f"note, {line}")}</div>' for line in note_lines(result))
     for place, (finding, remedy) in enumerate(zip(result.findings, remedies(result), strict=True), 1):
         yield _finding(place, finding, remedy)
     if result.slots:

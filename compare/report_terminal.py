@@ -20,6 +20,7 @@ from drafttrace.compare.wording import (
     group_line,
     limits_line,
     measure_line,
+    note_lines,
     number,
     oddities,
     remedies,
@@ -51,6 +52,7 @@ def parts(result: Result, width: int) -> Iterator[RenderableType]:
     """The report's pieces, laid out for a terminal of ``width`` columns."""
     yield Text.assemble((VERDICTS[result.verdict].upper(), _STYLE[result.verdict]), "  ", Text(result.summary))
     yield from _sides(result)
+    yield from (Padding(Text(f"note, {line}", style="dim"), (0, 0, 0, 2)) for line in note_lines(result))
     for place, (finding, remedy) in enumerate(zip(result.findings, remedies(result), strict=True), 1):
         yield from _finding(place, finding, remedy)
     if result.slots or result.others:

@@ -22,6 +22,7 @@ HEADERS = (
     "ratio",
     "verdict",
 )
+_MOST_NOTES, _MOST_NOTE = 6, 240
 VERDICTS = {
     "match": "match",
     "noise": "noise",
@@ -102,6 +103,17 @@ def alignment_line(result: Result) -> str:
     if a.skipped:
         text += "; left out: " + ", ".join(f"{s.count} {s.reason}" for s in a.skipped)
     return text
+
+
+def note_lines(result: Result) -> Iterator[str]:
+    """What is odd about the files themselves, as their readers tell it: some lines per side, none of them long."""
+    for name, side in (("left", result.left), ("reference", result.reference)):
+        if side is None:
+            continue
+        for note in side.notes[:_MOST_NOTES]:
+            yield f"{name}: {shorten(printable(note), _MOST_NOTE)}"
+        if (more := len(side.notes) - _MOST_NOTES) > 0:
+            yield f"{name}: {more} more note{'s' if more > 1 else ''}; --json tells all"
 
 
 def limits_line(result: Result) -> str | None:

@@ -92,9 +92,7 @@ def convert(
         from drafttrace.tracer.target_weights import read_shape
 
         shape = read_shape(target)
-        asked = dataclasses.replace(
-            asked, hidden_size=asked.hidden_size or shape.hidden_size, layers=asked.layers or shape.layers
-        )
+        asked = asked.told(shape.hidden_size, shape.layers)
     capture = open_capture(spec, format=format, sample=sample, mapping=mapping, request=asked)
     capture.need_real_tokens("train or compare")
     source = one_row_per_token(capture, asked, frozenset(lose), target)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from drafttrace.tracer.boundary import wiring_name
 from drafttrace.tracer.capture import Capture
+from drafttrace.tracer.dumps.contradiction import refuse_contradiction
 from drafttrace.tracer.dumps.folder import Collection, open_collection
 from drafttrace.tracer.dumps.registry import FieldMap, Request
 from drafttrace.tracer.errors import DrafttraceError, UnreadableFile
@@ -30,7 +31,8 @@ def open_capture(
     several samples the one with its tokens is taken, and its hidden size is used where a file does not tell its own.
     request: hidden size, layer count and layer ids, where the user knows them.
 
-    Raises UnreadableFile, UnknownFormat, or DrafttraceError where a sample must be chosen.
+    Raises UnreadableFile, UnknownFormat, or DrafttraceError where a sample must be chosen, or where the file contradicts
+    what the user says of it.
     """
     return _told(_open(spec, format, sample, mapping, like, request, first=False)[0])
 
@@ -81,7 +83,9 @@ def _open(
             )
         number = sample
     if format is None and mapping is None and is_trace_file(path):
-        return _open_trace(path, number), 1
+        trace = _open_trace(path, number)
+        refuse_contradiction(trace, request or Request())
+        return trace, 1
     asked = _request(request, mapping, like)
     collection = open_collection(path, "MAPPED" if mapping is not None and format is None else format, asked)
     if number is None:
@@ -96,6 +100,7 @@ def read_sample(collection: Collection, number: int, like: Capture | None, reque
 
 def _read(collection: Collection, number: int, asked: Request) -> Capture:
     capture = collection.read(collection.ref(number), asked)
+    refuse_contradiction(capture, asked)
     return capture if len(collection.refs) == 1 else dataclasses.replace(capture, sample=number)
 
 
@@ -140,11 +145,7 @@ def _request(request: Request | None, mapping: FieldMap | None, like: Capture | 
     if mapping is not None:
         asked = dataclasses.replace(asked, fields=mapping)
     if like is not None:
-        asked = dataclasses.replace(
-            asked,
-            hidden_size=like.hidden_size if asked.hidden_size is None else asked.hidden_size,
-            layers=_layers_of(like) if asked.layers is None else asked.layers,
-        )
+        asked = asked.told(like.hidden_size, _layers_of(like))
     return asked
 
 

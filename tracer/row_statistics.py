@@ -20,7 +20,8 @@ class RowStatistics:
     """Of the rows that were read. Norms are L2 over one row, of the finite rows only; None where there are none.
 
     norm_row0 is apart: the first row of a sequence is often a hundred times larger than the others, which would
-    spoil every mean. nan_rows: rows with a NaN or an infinity. repeated_rows: rows equal to the one before them.
+    spoil every mean. nan_rows: rows with a NaN or an infinity. repeated_rows: finite rows
+    equal to the one before them.
     """
 
     rows_read: int
@@ -85,7 +86,8 @@ def _look_at(rows: Rows, start: int, stop: int) -> tuple[npt.NDArray[np.float64]
         return out.sums[:, 0], finite, int(((hashes[1:] == hashes[:-1]) & finite[1:]).sum())
     block = rows.floats(start, stop)
     squares = np.einsum("rh,rh->r", block, block, dtype=np.float64, casting="same_kind")
-    return squares, _finite_rows(block, squares), int((block[1:] == block[:-1]).all(-1).sum())
+    finite = _finite_rows(block, squares)
+    return squares, finite, int(((block[1:] == block[:-1]).all(-1) & finite[1:]).sum())
 
 
 def _finite_rows(block: Floats, squares: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:

@@ -74,7 +74,7 @@ def _mask_shift(facts: Facts) -> Iterator[Finding]:
 def _quoted(facts: Facts, side: str, index: int) -> str:
     """`` (“Hello”)`` where the token can be shown."""
     capture = facts.left if side == "left" else facts.reference
-    if facts.decode is None or capture is None or not 0 <= index < len(capture.tokens):
+    if facts.decode is None or capture is None or not 0 <= index < len(capture.tokens) or capture.tokens[index] < 0:
         return ""
     return f" ({quoted(facts.decode(int(capture.tokens[index])))})"
 

@@ -8,13 +8,18 @@ from drafttrace.compare.align import Alignment, valid_tokens
 from drafttrace.compare.facts import Facts
 from drafttrace.compare.findings.base import finding, quoted
 from drafttrace.compare.result import Finding, FirstDifference
-from drafttrace.tracer.capture import Ints
+from drafttrace.compare.sample import MIN_ROWS
+from drafttrace.tracer.capture import Capture, Ints
 
 
 def find(facts: Facts) -> Iterator[Finding]:
     """Findings about token ids."""
     alignment, reference = facts.alignment, facts.reference
     if alignment is None or reference is None:
+        return
+    nameless = _no_ids(facts, reference)
+    if nameless is not None:
+        yield nameless
         return
     moved_ids = alignment.offset and alignment.shift == -alignment.offset
     ours, theirs = len(valid_tokens(facts.left)), len(valid_tokens(reference))
@@ -26,20 +31,52 @@ def find(facts: Facts) -> Iterator[Finding]:
         yield _divergence(facts, alignment)
     elif len(alignment) == 0:
         yield _no_rows(alignment)
+    elif alignment.unknown and len(alignment) <= MIN_ROWS:
+        yield _too_few(alignment)
+
+
+def _no_ids(facts: Facts, reference: Capture) -> Finding | None:
+    """A side whose ids nobody knows: none of its rows can be paired. None where both sides know some."""
+    nameless = [c for c in (facts.left, reference) if not (valid_tokens(c) >= 0).any()]
+    if not nameless:
+        return None
+    return finding(
+        "no-overlap",
+        f"{' and '.join(quoted(c.path, 200) for c in nameless)} {'keep' if len(nameless) > 1 else 'keeps'} no token ids, "
+        "so nobody can tell which row belongs to which.",
+        confidence=0.99,
+        evidence={"without_token_ids": [c.path for c in nameless]},
+        remedy=(
+            "Dump the token ids beside the states, or name their field with --tokens; an answer of SGLang needs its "
+            "prompt's ids as input_ids, or return_logprob."
+        ),
+    )
 
 
 def _no_rows(alignment: Alignment) -> Finding:
-    """The tokens agree, but no position has a row on both sides."""
+    """No token differs, but no position has a row of a known token on both sides."""
     why = (
         ", ".join(f"{count} {reason}" for reason, count in alignment.skipped.items())
         or "one side has no rows at all"
     )
     return finding(
         "no-overlap",
-        f"No token has a row on both sides: {why}.",
+        f"No known token has a row on both sides: {why}.",
         confidence=0.99,
         evidence={"skipped": dict(alignment.skipped), "rows": [alignment.rows_left, alignment.rows_reference]},
         remedy="Record again with a fresh prefix (drafttrace record sends its own extra_key) and all taps on.",
+    )
+
+
+def _too_few(alignment: Alignment) -> Finding:
+    count = len(alignment)
+    return finding(
+        "no-overlap",
+        f"Only {count} token{'s are' if count > 1 else ' is'} known to be the same on both sides, which most texts share; "
+        f"of {alignment.unknown} more a side does not keep the id.",
+        confidence=0.99,
+        evidence={"rows": count, "unknown": alignment.unknown, "skipped": dict(alignment.skipped)},
+        remedy="Dump the token ids of the whole text beside its states.",
     )
 
 
@@ -69,11 +106,12 @@ def _no_overlap(facts: Facts, alignment: Alignment) -> Finding:
     texts = ""
     if difference is not None and difference.left_text is not None:
         texts = f": {quoted(difference.left_text)} against {quoted(difference.reference_text or '')}"
+    first = f"token {d.index}, the first that both sides know," if d.index else "the first one"
     return finding(
         "no-overlap",
-        f"The two sides share no tokens: the first one differs already (id {d.left_id} against {d.reference_id}){texts}.",
+        f"The two sides share no tokens: {first} differs already (id {d.left_id} against {d.reference_id}){texts}.",
         confidence=0.99,
-        evidence={"first_ids": [d.left_id, d.reference_id]},
+        evidence={"first_ids": [d.left_id, d.reference_id], "index": d.index},
         remedy=(
             "Record with --from-dump, so that the server gets the dump's own token ids; if the ids mean other text, the "
             "dump was made with another tokenizer."

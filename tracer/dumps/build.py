@@ -92,9 +92,10 @@ def side_by_side(
             "does not say how wide one is; give --target DIR or --hidden-size H."
         )
     if whole.width % width:
+        said = hidden_size is None and not request.inferred
+        remedy = "give the width of one slot with --hidden-size." if said else "is it from another target?"
         raise UnreadableFile(
-            f"The field '{name}' of '{path}' is {whole.width} wide, no multiple of the hidden size {width}; is it from "
-            "another target?"
+            f"The field '{name}' of '{path}' is {whole.width} wide, no multiple of the hidden size {width}; {remedy}"
         )
     flat = unbatched(tensor, name, path, 2)
     cuts = range(0, whole.width, width)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from drafttrace.tracer.capture import Capture
@@ -88,18 +88,27 @@ def recognise(document: Document, format_id: str | None, request: Request) -> tu
 
 def detect(document: Document, request: Request) -> tuple[Layout, str]:
     """The one layout that a document is of, and why. Raises UnknownFormat naming the candidates."""
-    found = [
-        (layout, why) for layout in layouts().values() if (why := layout.detect(document, request)) is not None
-    ]
+    found = _candidates(document, request)
     if len(found) == 1:
         return found[0]
     if not found:
+        said = request.hidden_size if not request.inferred else None
+        if said is not None and (without := _candidates(document, replace(request, hidden_size=None))):
+            names = " or ".join(layout.id for layout, _why in without)
+            raise UnknownFormat(
+                f"--hidden-size is {said}, and '{document.path}', which is {names} without it, has no state of that width; "
+                "leave the option out, or correct it."
+            )
         raise UnknownFormat(
             f"The file '{document.path}' holds {_contents(document)}, which is no dump format that drafttrace knows; "
             "name its fields with --slots and --tokens, or the format with --format."
         )
     names = " or ".join(layout.id for layout, _why in found)
     raise UnknownFormat(f"The file '{document.path}' could be {names}; say which with --format.")
+
+
+def _candidates(document: Document, request: Request) -> list[tuple[Layout, str]]:
+    return [(layout, why) for layout in layouts().values() if (why := layout.detect(document, request)) is not None]
 
 
 def forced(document: Document, format_id: str, request: Request) -> tuple[Layout, str]:

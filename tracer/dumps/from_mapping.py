@@ -112,7 +112,7 @@ def _slots(document: Document, name: str, request: Request) -> list[Rows]:
     odd = width is not None and single.width % width != 0
     if width is None or single.width == width or (odd and (request.lenient or request.tokens_only)):
         return [single]
-    return list(build.side_by_side(tensor, name, path, request, width))
+    return list(build.side_by_side(tensor, name, path, request, None))
 
 
 def _single(document: Document, name: str) -> Rows:

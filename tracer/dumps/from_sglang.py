@@ -265,7 +265,7 @@ def _read_json(document: Document, inner: int, request: Request) -> Capture:
     parts: list[Rows] = []
     last: LastState | None = None
     if hidden is not None and matrix.shape[1] > hidden:
-        parts = list(build.side_by_side(matrix, "hidden_states", path, request, hidden))
+        parts = list(build.side_by_side(matrix, "hidden_states", path, request, None))
         notes.append("the server captured aux states, so hidden_states holds the slots side by side")
     else:
         why = "SGLang convention without aux capture: after the final norm"

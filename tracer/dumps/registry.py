@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from drafttrace.tracer.capture import Capture
@@ -33,17 +33,30 @@ class FieldMap:
 class Request:
     """What a reader may need and a file may not say.
 
-    hidden_size: width H of one slot. layers: decoder layers n of the target. layer_ids: what the user says the
-    layer ids were, in the numbering of the file's own project. lenient: where the hidden size is missing, hand out
-    the slots side by side as one instead of failing. tokens_only: the caller wants nothing but tokens.
+    hidden_size: width H of one slot. inferred: H is the other side's or the target's, which the file may contradict;
+    what the user says, it may not (see ``contradiction``). layers: decoder layers n of the target. layer_ids: what the
+    user says the layer ids were, in the numbering of the file's own project. lenient: where the hidden size is
+    missing, hand out the slots side by side as one instead of failing. tokens_only: the caller wants nothing but
+    tokens.
     """
 
     hidden_size: int | None = None
+    inferred: bool = False
     layers: int | None = None
     layer_ids: tuple[int, ...] | None = None
     fields: FieldMap = field(default_factory=FieldMap)
     lenient: bool = False
     tokens_only: bool = False
+
+    def told(self, hidden_size: int | None, layers: int | None) -> Request:
+        """The same request with what is known from elsewhere, in the place of what the user leaves open."""
+        unsaid = self.hidden_size is None and hidden_size is not None
+        return replace(
+            self,
+            hidden_size=hidden_size if unsaid else self.hidden_size,
+            inferred=unsaid or self.inferred,
+            layers=layers if self.layers is None else self.layers,
+        )
 
 
 @dataclass(frozen=True)

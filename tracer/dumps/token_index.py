@@ -47,7 +47,7 @@ LENGTHS = (
     8192,
 )
 STARTS = (0, 1)
-_VERSION = 1
+_VERSION = 2
 _MULTIPLIER = 6364136223846793005  # Knuth's MMIX generator
 _WORD = (1 << 64) - 1
 
@@ -78,8 +78,14 @@ def find_sample(spec: str, like: Capture, *, format: str | None = None) -> int:
 
 def find_in(collection: Collection, like: Capture) -> int:
     """As :func:`find_sample`, in an open collection."""
-    listed = entries(collection)
     known = known_tokens(like.tokens)
+    if len(known) < LENGTHS[0]:
+        held = f"keeps {len(known)} token ids at its start" if len(known) else "keeps no token ids at its start"
+        raise NothingToCompare(
+            f"'{like.path}' {held}, too few to find its sample in '{collection.path}' by them; name the sample as "
+            f"'{collection.path}#{collection.refs[0].number}'."
+        )
+    listed = entries(collection)
     wanted = {(start, column): value for start in STARTS for column, value in prefix_hashes(known, start).items()}
     best: dict[int, int] = {}
     for (_start, column), value in wanted.items():
@@ -122,9 +128,10 @@ def common_prefix(left: Ints, right: Ints) -> int:
 
 
 def known_tokens(tokens: Ints) -> Ints:
-    """The tokens without unknown ones (-1) at the start."""
-    known = np.flatnonzero(tokens >= 0)
-    return tokens[known[0] :] if len(known) else tokens[:0]
+    """The tokens up to the first unknown one (-1), without the leading one where a layout does not keep that."""
+    start = 1 if len(tokens) and tokens[0] < 0 else 0
+    unknown = np.flatnonzero(tokens[start:] < 0)
+    return tokens[start : start + int(unknown[0])] if len(unknown) else tokens[start:]
 
 
 def sample_tokens(collection: Collection, ref: SampleRef) -> Ints:

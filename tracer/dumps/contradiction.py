@@ -1,0 +1,48 @@
+"""What a user says of a file, held against what the file shows: the same for every reader and every command."""
+
+from __future__ import annotations
+
+from drafttrace.tracer.capture import Capture
+from drafttrace.tracer.dumps.registry import Request
+from drafttrace.tracer.errors import DrafttraceError
+
+
+def refuse_contradiction(capture: Capture, request: Request) -> None:
+    """Raise DrafttraceError where the file's slots have another width or number than the user says.
+
+    A hidden size that is only inferred may differ: then the two sides are of different targets, which whoever compares
+    them says.
+    """
+    if request.tokens_only:
+        return
+    if request.hidden_size is not None and not request.inferred:
+        _refuse_width(capture, request.hidden_size)
+    if request.layer_ids is not None:
+        _refuse_count(capture, request)
+
+
+def _refuse_width(capture: Capture, said: int) -> None:
+    states = [(slot.name, slot.rows.width) for slot in capture.slots]
+    if capture.last is not None:
+        states.append((capture.last.name, capture.last.rows.width))
+    states += [(f"B{k}", rows.width) for k, rows in capture.boundaries.items()]
+    for name, width in states:
+        if width != said:
+            raise DrafttraceError(
+                f"--hidden-size is {said}, and '{name}' of '{capture.path}' is {width} wide; leave the option out, or "
+                f"give {width}."
+            )
+
+
+def _refuse_count(capture: Capture, request: Request) -> None:
+    said, slots = request.layer_ids or (), len(capture.slots)
+    uncut = request.lenient and request.hidden_size is None and slots == 1
+    # A dump of every boundary has no slots until ids that it holds are named; its reader says which it lacks.
+    unnamed = not slots and bool(capture.boundaries)
+    with_last = capture.last is not None and len(said) == slots + 1  # as speculators v1 names the last entry, too
+    if len(said) == slots or uncut or unnamed or with_last:
+        return
+    raise DrafttraceError(
+        f"{len(said)} layer ids are given ({', '.join(map(str, said))}) where '{capture.path}' has {len(capture.slots)} "
+        "slots; give one for each with --layer-ids, or leave the option out."
+    )

@@ -4,59 +4,52 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from drafttrace.compare.audit.subject import Subject, fault, note
 from drafttrace.compare.audit.wiring_checks import difference_findings
 from drafttrace.compare.replay.live import LiveComparison, Stage
 from drafttrace.compare.replay.proposals import ProposedBy
+from drafttrace.compare.replay.ranking import Scored, better, confidence, sigmas, significant, works
 from drafttrace.compare.replay.result import VariantRow
 from drafttrace.compare.replay.score import WiringScore
 from drafttrace.compare.replay.texts import Key, keys_name
 from drafttrace.compare.result import Finding
 from drafttrace.tracer.capture import Capture
 
-LEAST_GAIN = 0.02
-_SIGMAS = 3.0
 _UNCOVERED = 0.05
 _WORKS = 0.2
-_CHANCE = 0.01
-
-
-def significant(better: float, worse: float, rows: int) -> bool:
-    """Whether a difference of two shares over ``rows`` rows is more than chance and more than two points."""
-    if not (math.isfinite(better) and math.isfinite(worse)) or rows == 0:
-        return False
-    spread = math.sqrt(max(better * (1 - better) + worse * (1 - worse), 1e-4) / rows)
-    return better - worse > max(LEAST_GAIN, _SIGMAS * spread)
-
-
-def confidence(better: float, worse: float, rows: int) -> float:
-    """Between 0.5 and 0.99, by how many standard errors lie between two shares."""
-    spread = math.sqrt(max(better * (1 - better) + worse * (1 - worse), 1e-4) / max(rows, 1))
-    return min(0.99, max(0.5, 1 - math.exp(-(better - worse) / (3 * spread))))
 
 
 def wiring_findings(
-    subject: Subject, best: tuple[Sequence[Key], WiringScore], served: tuple[Sequence[Key], WiringScore | None]
+    subject: Subject,
+    best: tuple[Sequence[Key], Scored],
+    served: tuple[Sequence[Key], Scored | None],
+    others: Sequence[Sequence[Key]] = (),
 ) -> Iterator[Finding]:
     """The wiring that works best is not the one the server would use: name the difference, with both numbers.
 
-    best: the winner and its score. served: what the server hands over; its score is None where the capture does not
-    hold those boundaries: then the difference is named, but what it costs is not known.
+    best: the winner and what was counted. served: what the server hands over; None where the capture does not hold
+    those boundaries: then the difference is named, but what it costs is not known. others: wirings that the rows cannot
+    tell from the winner.
     """
-    winner, score = best
-    handed, theirs = served
+    winner, first = best
+    handed, second = served
+    score = first.score
     if tuple(winner) == tuple(handed):
         return
-    if theirs is None:
+    if second is None:
         yield from _unmeasured(subject, winner, score, handed)
         return
-    if not significant(score.top1, theirs.top1, score.rows):
+    if not better(first, second):
         return
+    theirs = second.score
     gained = (
         f"the replay gives {score.top1:.1%} with {keys_name(winner)} and {theirs.top1:.1%} with {keys_name(handed)} "
         f"(expected accept length {score.expected:.2f} and {theirs.expected:.2f})"
     )
+    if others:
+        gained += f", and these {score.rows} rows cannot tell {keys_name(winner)} from {_some(others)}"
     evidence = {
         "top1": score.top1,
         "served_top1": theirs.top1,
@@ -64,10 +57,13 @@ def wiring_findings(
         "expected": score.expected,
         "served_expected": theirs.expected,
     }
-    sure = confidence(score.top1, theirs.top1, score.rows)
+    paired = 1 - math.exp(-max(0.0, sigmas(first.hits, second.hits)) / 3)
+    sure = min(0.99, max(confidence(score.top1, theirs.top1, score.rows), paired))
+    if others:
+        sure = min(sure, 0.8)
     if all(isinstance(key, int) for key in winner):
         wanted = [key for key in winner if isinstance(key, int)]
-        yield from difference_findings(subject, wanted, gained, evidence, sure)
+        yield from difference_findings(_handing(subject, handed), wanted, gained, evidence, sure)
         return
     yield fault(
         "wrong-boundary",
@@ -76,6 +72,21 @@ def wiring_findings(
         "Name the boundaries of the file's slots (drafttrace inspect --target, or a layer sweep), then replay again.",
         {**evidence, "wiring": keys_name(winner)},
     )
+
+
+def _handing(subject: Subject, handed: Sequence[Key]) -> Subject:
+    """The subject as it served: what a trace holds counts more than what the config would give today."""
+    wiring = tuple(key for key in handed if isinstance(key, int))
+    if len(wiring) != len(handed) or wiring == subject.served.wiring:
+        return subject
+    traced = replace(subject.served, wiring=wiring, ids_from="the trace")
+    return replace(subject, readings=(*subject.readings[:-1], traced))
+
+
+def _some(wirings: Sequence[Sequence[Key]], most: int = 3) -> str:
+    """The first few of them by name, and how many more there are."""
+    tail = f" and {len(wirings) - most} more" if len(wirings) > most else ""
+    return ", ".join(keys_name(wiring) for wiring in wirings[:most]) + tail
 
 
 def _unmeasured(
@@ -93,35 +104,17 @@ def _unmeasured(
     yield from difference_findings(subject, [key for key in winner if isinstance(key, int)], said, facts, 0.85)
 
 
-def works(score: WiringScore) -> bool:
-    """Whether a draft that works could have so few hits by chance: one in a hundred times or more often.
-
-    A draft that works names a fifth of the tokens that it can say at the least. Nothing is claimed of those it cannot.
-    """
-    rows = round(score.rows * score.steps[0].coverage) if math.isfinite(score.steps[0].coverage) else 0
-    if not math.isfinite(score.top1) or rows == 0:
-        return True
-    hits = round(score.top1 * score.rows)
-    if hits >= _WORKS * rows:
-        return True
-    chance = sum(
-        math.exp(
-            math.lgamma(rows + 1) - math.lgamma(k + 1) - math.lgamma(rows - k + 1)
-            + k * math.log(_WORKS) + (rows - k) * math.log1p(-_WORKS)
-        )
-        for k in range(hits + 1)
-    )  # fmt: skip
-    return chance >= _CHANCE
+_RECORD = (
+    "Record all boundaries (drafttrace record --boundaries all) or make them (drafttrace reference), then replay "
+    "with --search: the wiring of training may be another one."
+)
 
 
 def useless_findings(winner: Sequence[Key], score: WiringScore, tried: int) -> Iterator[Finding]:
     """The best of the wirings at hand is no good either. tried: how many a search compared (0: none was asked for)."""
     if works(score):
         return
-    remedy = (
-        "Record all boundaries (drafttrace record --boundaries all) or make them (drafttrace reference), then replay "
-        "with --search: the wiring of training may be another one."
-    )
+    remedy = _RECORD
     if tried > 1:
         remedy = (
             f"None of the {tried} wirings that were tried works: look at the weights (drafttrace check), and whether the "
@@ -134,6 +127,34 @@ def useless_findings(winner: Sequence[Key], score: WiringScore, tried: int) -> I
         f"{score.top1:.1%} over {score.rows} rows.",
         remedy,
         {"wiring": keys_name(winner), "top1": score.top1, "rows": score.rows, "tried": tried},
+    )
+
+
+def served_useless_findings(
+    handed: Sequence[Key], theirs: WiringScore, winner: Sequence[Key], score: WiringScore
+) -> Iterator[Finding]:
+    """What the server hands over is no good, and what ranks first is not proven to be better: a fault all the same.
+
+    theirs: the served wiring's score, on the answer where the search saw only the prompt.
+    """
+    if tuple(winner) == tuple(handed) or works(theirs):
+        return
+    yield fault(
+        "unexplained",
+        0.6,
+        f"The draft does not work with what the server hands over: {keys_name(handed)} gives {theirs.top1:.1%} over "
+        f"{theirs.rows} rows; {keys_name(winner)} ranks first with {score.top1:.1%}, which these {score.rows} rows do not "
+        "prove to be better.",
+        "Record a longer answer with all boundaries (drafttrace record --boundaries all --max-new-tokens 256) or make "
+        "them (drafttrace reference), then replay with --search.",
+        {
+            "wiring": keys_name(handed),
+            "top1": theirs.top1,
+            "rows": theirs.rows,
+            "first": keys_name(winner),
+            "first_top1": score.top1,
+            "first_rows": score.rows,
+        },
     )
 
 
@@ -200,9 +221,16 @@ _MEANING = {
 
 
 def variant_findings(variants: Sequence[VariantRow], base: WiringScore) -> Iterator[Finding]:
-    """Switches that work better set otherwise than the config says."""
+    """Switches that work better set otherwise than the config says.
+
+    Where the draft does not work as it is, only a switch that makes its first step work is a cause: hits of later
+    steps, without any at the first, are those of a chain that knows the text's tokens and no state.
+    """
+    working = works(base)
     for variant in variants:
-        step = variant.step
+        step = variant.step if working else 0
+        if not working and not works(variant.score):
+            continue
         before, after = _shares(base, step), _shares(variant.score, step)
         if not significant(after, before, base.steps[step].rows):
             continue
@@ -242,7 +270,7 @@ def served_switch_findings(
     trained: WiringScore, served: WiringScore | None, changed: Sequence[str]
 ) -> Iterator[Finding]:
     """Switches that the server ignores, where ignoring them costs."""
-    if served is None or not changed:
+    if served is None or not changed or not works(trained):
         return
     worst = max(range(len(trained.steps)), key=lambda s: _shares(trained, s) - _shares(served, s))
     before, after = _shares(trained, worst), _shares(served, worst)

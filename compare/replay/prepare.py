@@ -21,16 +21,26 @@ from drafttrace.tracer.errors import DrafttraceError, NothingToCompare, Unreadab
 class Bench:
     """Everything loaded: the draft, the texts, how to run it as trained and as served.
 
-    live_text: the first capture's text with all its rows, where ``texts`` are cut to what a layer sweep covers.
+    whole: the texts with all their rows, where ``texts`` are cut to what a layer sweep covers; else the same.
     """
 
     replayer: Replayer
     texts: tuple[Text, ...]
-    live_text: Text
+    whole: tuple[Text, ...]
     captures: tuple[Capture, ...]
     steps: int
     trained: Switches
     served: Switches
+
+    @property
+    def live_text(self) -> Text:
+        """The first capture's text with all its rows."""
+        return self.whole[0]
+
+    @property
+    def cut(self) -> bool:
+        """Whether ``texts`` leave rows out."""
+        return any(one is not text for one, text in zip(self.texts, self.whole, strict=True))
 
 
 def open_bench(
@@ -46,14 +56,10 @@ def open_bench(
     )
     trained = switches_of(subject.draft, subject.draft_weights, ignore)
     whole = tuple(text_of(capture, parts, target.layers) for capture in captures)
-    texts = (
-        tuple(
-            cut_to_sweep(capture, parts, target.layers) or text_of(capture, parts, target.layers)
-            for capture in captures
-        )
-        if sweep
-        else whole
-    )
+    texts = whole
+    if sweep:
+        cut = [cut_to_sweep(capture, parts, target.layers) for capture in captures]
+        texts = tuple(one or text for one, text in zip(cut, whole, strict=True))
     longest = max(len(text.tokens) for text in whole) + steps
     replayer = load_replayer(subject.draft, subject.draft_weights, parts, longest)
     for text in (*whole, *texts):
@@ -61,7 +67,7 @@ def open_bench(
     return Bench(
         replayer,
         texts,
-        whole[0],
+        whole,
         tuple(captures),
         steps,
         trained,

@@ -86,7 +86,7 @@ def _wirings(result: ReplayResult) -> Grid:
             )
         )
     return Grid(
-        f"Wirings, by agreement with {result.judged_by}",
+        f"Wirings, by agreement with {result.judged_by} at the first step",
         ("wiring", "named by", "text", "target", "expected length", "chain length", ""),
         tuple(rows),
         right=frozenset({2, 3, 4, 5}),
@@ -179,6 +179,13 @@ def _remarks(result: ReplayResult) -> Iterator[str]:
             else ""
         )
         yield f"search ({found.method}): {found.tried} of {found.possible} ordered wirings tried, best {found.winner}{tail}"
+        best = result.best.score.top1 if result.best is not None and result.best.score is not None else 0.0
+        ahead = [row.wiring for row in result.wirings if row.score is not None and row.score.top1 > best]
+        if ahead:
+            yield (
+                f"{found.winner} stands before {join(ahead, 3)}: a wiring that somebody named, or that a usual mistake "
+                "makes of the config, keeps its place as long as chance explains the difference"
+            )
         if found.undecided:
             yield f"these rows cannot tell {found.winner} from {join(found.undecided, 4)}: record or dump more text"
     if result.live is not None and result.live.observed is not None:

@@ -42,8 +42,9 @@ class VariantRow:
 @dataclass(frozen=True)
 class SearchInfo:
     """How the search went: ordered wirings tried of those possible, and the margin of the winner over the runner-up in
-    top-1 and in loss (positive: the winner's is lower). undecided: wirings whose losses, row by row, chance cannot tell
-    from the winner's."""
+    top-1 and in loss (positive: the winner's is lower). Both can be negative where the winner is a wiring that keeps its
+    place because chance explains the difference (see ``ranking``). undecided: wirings that chance cannot tell from the
+    winner, neither by their proposals nor by their losses, row by row."""
 
     method: str
     tried: int

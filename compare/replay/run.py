@@ -9,7 +9,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from drafttrace.compare.audit.check import gather
@@ -19,7 +18,7 @@ from drafttrace.compare.replay.findings import (
     last_findings,
     live_findings,
     served_switch_findings,
-    significant,
+    served_useless_findings,
     useless_findings,
     variant_findings,
     wiring_findings,
@@ -34,8 +33,9 @@ from drafttrace.compare.replay.prepare import (
     undeclared,
     variants_of,
 )
+from drafttrace.compare.replay.ranking import Scored, alike, order
 from drafttrace.compare.replay.result import ReplayResult, SearchInfo, VariantRow, WiringRow
-from drafttrace.compare.replay.score import WiringScore, row_losses, run_wirings, score
+from drafttrace.compare.replay.score import WiringScore, row_hits, row_losses, run_wirings, score
 from drafttrace.compare.replay.search import Ranked, Wiring, search
 from drafttrace.compare.replay.switches import Switches
 from drafttrace.compare.replay.texts import key_name, keys_name
@@ -47,7 +47,6 @@ DEFAULT_STEPS, MOST_STEPS = 3, 16
 _RESCORED = 5
 _SMALL, _SHOWN = 512, 0.7
 SEARCH, LIKELY = "search", "a usual mistake"
-Losses = npt.NDArray[np.float32]
 
 
 def replay(
@@ -125,8 +124,8 @@ class _Maker:
         for text in bench.texts[1:]:
             held &= set(text.sources)
         self._held = held
-        self._scores: dict[Wiring, WiringScore] = {}
-        self._losses: dict[Wiring, Losses] = {}
+        self._scored: dict[Wiring, Scored] = {}
+        self._answer: WiringScore | None = None
         self._search: Ranked | None = None
         self._likely: list[Wiring] = []
         self._variants: list[VariantRow] = []
@@ -136,22 +135,31 @@ class _Maker:
     def _available(self, wiring: Wiring) -> bool:
         return set(wiring) <= self._held
 
-    def _score(self, wirings: Sequence[Wiring], switches: Switches, keep: bool = False) -> list[WiringScore]:
-        """Scores of wirings; ``keep`` remembers the losses of their rows, for telling close ones apart."""
+    def _score(self, wirings: Sequence[Wiring], switches: Switches, whole: bool = False) -> list[Scored]:
+        """What wirings propose; ``whole``: over all rows, where the texts are cut to what a layer sweep covers."""
         bench = self._bench
-        per_text = [run_wirings(bench.replayer, text, wirings, switches, bench.steps) for text in bench.texts]
+        texts = bench.whole if whole else bench.texts
+        per_text = [run_wirings(bench.replayer, text, wirings, switches, bench.steps) for text in texts]
         found = []
-        for i, wiring in enumerate(wirings):
+        for i in range(len(wirings)):
             guesses = [one[i] for one in per_text]
-            found.append(score(bench.replayer, bench.texts, guesses, switches, bench.steps))
-            if keep:
-                self._losses[wiring] = row_losses(bench.texts, guesses)
+            counts = score(bench.replayer, texts, guesses, switches, bench.steps)
+            found.append(Scored(counts, row_losses(texts, guesses), row_hits(texts, guesses, bench.steps)))
         return found
 
+    def _add(self, wirings: Iterable[Wiring]) -> None:
+        fresh = [wiring for wiring in dict.fromkeys(wirings) if wiring not in self._scored]
+        if fresh:
+            self._scored |= zip(fresh, self._score(fresh, self._bench.trained), strict=True)
+
     def score_named(self) -> None:
-        wirings = [wiring for wiring in self._plan if self._available(wiring)]
-        if wirings:
-            self._scores |= zip(wirings, self._score(wirings, self._bench.trained, keep=True), strict=True)
+        """The wirings that somebody names; what the server hands over also on the rows that a search leaves out."""
+        self._add(wiring for wiring in self._plan if self._available(wiring))
+        bench, served = self._bench, self._server_wiring()
+        if served is None or not bench.cut or len(served) != bench.replayer.model.slots:
+            return
+        if all(set(served) <= set(text.sources) for text in bench.whole):
+            self._answer = self._score([served], bench.trained, whole=True)[0].score
 
     def search(self) -> None:
         bench = self._bench
@@ -162,10 +170,7 @@ class _Maker:
         self._likely = [w for w in likely_wirings(self._subject, slots) if self._available(w)]
         seeds = [wiring for wiring in (*self._plan, *self._likely) if self._available(wiring)]
         self._search = search(bench.replayer, bench.texts, keys, slots, bench.trained, seeds, self._progress)
-        tried = (*self._search.wirings[:_RESCORED], *self._likely)
-        fresh = [wiring for wiring in dict.fromkeys(tried) if wiring not in self._scores]
-        if fresh:
-            self._scores |= zip(fresh, self._score(fresh, bench.trained, keep=True), strict=True)
+        self._add((*self._search.wirings[:_RESCORED], *self._likely))
         for wiring in self._search.wirings[:_RESCORED]:
             self._plan.setdefault(wiring, []).append(SEARCH)
         for wiring in self._likely:
@@ -173,45 +178,26 @@ class _Maker:
 
     def reference(self) -> Wiring | None:
         """The wiring that works best."""
-        return next(iter(self._order(self._scores)), None)
+        return next(iter(self._order()), None)
 
-    def _order(self, wirings: Iterable[Wiring]) -> list[Wiring]:
-        """Best first by top-1; among those that chance cannot tell from the best, by the loss of the next token,
-        which uses every row's probabilities and not only their order. A wiring that somebody named, or that a
-        usual mistake makes of the config, goes before those that only the search found as long as the losses of their
-        rows cannot be told apart either."""
-        known = [w for w in wirings if np.isfinite(self._scores[w].top1)]
-        if not known:
-            return []
-        top = max(known, key=lambda w: self._scores[w].top1)
-        best = self._scores[top]
-        alike = sorted(
-            (w for w in known if not significant(best.top1, self._scores[w].top1, best.rows)),
-            key=lambda w: self._scores[w].loss,
-        )
-        named = [w for w in alike if not set(self._plan.get(w, ())) <= {SEARCH, LIKELY}]
-        for first in (*named, *(w for w in self._likely if w in alike)):
-            if not clearly_lower(self._losses[alike[0]], self._losses[first]):
-                alike = [first, *(w for w in alike if w != first)]
-                break
-        rest = [w for w in known if w not in alike]
-        return [
-            *alike,
-            *sorted(rest, key=lambda w: (-self._scores[w].top1, self._scores[w].loss)),
-        ]
+    def _order(self) -> list[Wiring]:
+        """Best first. What the server hands over keeps its place before what others name, and those before a guess."""
+        served = self._server_wiring()
+        named = [w for w, sources in self._plan.items() if not set(sources) <= {SEARCH, LIKELY}]
+        return order(self._scored, [*([served] if served is not None else []), *named], self._likely)
 
     def try_switches(self) -> None:
         wiring = self.reference()
         if wiring is None:
             return
-        base, bench = self._scores[wiring], self._bench
+        base, bench = self._scored[wiring].score, self._bench
         for name, value, changed in variants_of(bench.trained, bench.replayer):
-            tried = self._score([wiring], changed)[0]
+            tried = self._score([wiring], changed)[0].score
             gains = [_share(tried, s) - _share(base, s) for s in range(bench.steps)]
             step = int(np.argmax(np.abs(np.nan_to_num(gains))))
             self._variants.append(VariantRow(name, value, tried, step, float(gains[step])))
         if bench.served != bench.trained:
-            self._as_served = self._score([wiring], bench.served)[0]
+            self._as_served = self._score([wiring], bench.served)[0].score
 
     def compare_live(self) -> None:
         bench = self._bench
@@ -232,63 +218,77 @@ class _Maker:
     def findings(self) -> list[Finding]:
         """All of them, faults first; that the draft is no good at all only where nothing says why."""
         found = list(self._named())
-        wiring = self.reference()
-        if wiring is not None and not any(finding.severity == FAULT for finding in found):
-            tried = self._search.tried if self._search is not None else 0
-            found += useless_findings(wiring, self._scores[wiring], tried)
+        if not any(finding.severity == FAULT for finding in found):
+            found += self._unexplained()
         return sorted(found, key=lambda f: (f.severity != FAULT, -f.confidence))
+
+    def _unexplained(self) -> list[Finding]:
+        wiring, served = self.reference(), self._server_wiring()
+        if wiring is None:
+            return []
+        best, theirs = self._scored[wiring].score, self._scored.get(served) if served is not None else None
+        found = list(useless_findings(wiring, best, self._search.tried if self._search is not None else 0))
+        if not found and served is not None and theirs is not None:
+            found += served_useless_findings(served, self._answer or theirs.score, wiring, best)
+        return found
 
     def _named(self) -> Iterator[Finding]:
         wiring, served = self.reference(), self._server_wiring()
         if wiring is None:
             return
-        best = self._scores[wiring]
+        best = self._scored[wiring].score
         if served is not None:
-            yield from wiring_findings(self._subject, (wiring, best), (served, self._scores.get(served)))
+            first, others = self._scored[wiring], [w for w in self._undecided() if w != served]
+            yield from wiring_findings(self._subject, (wiring, first), (served, self._scored.get(served)), others)
         yield from variant_findings(self._variants, best)
         yield from served_switch_findings(best, self._as_served, self._changed())
         yield from last_findings(self._bench.captures, self._subject.target.layers)
         yield from coverage_findings(self._outside(), best)
         if self._live is not None:
-            known = self._scores.get(self._bench.texts[0].file_wiring)
-            yield from live_findings(self._live, known.simulated if known is not None else float("nan"))
+            known = self._scored.get(self._bench.texts[0].file_wiring)
+            yield from live_findings(self._live, known.score.simulated if known is not None else float("nan"))
 
     def _outside(self) -> float:
         """Share of the counted next tokens that the draft can never say."""
         wiring = self.reference()
-        return float("nan") if wiring is None else 1.0 - self._scores[wiring].steps[0].coverage
+        return float("nan") if wiring is None else 1.0 - self._scored[wiring].score.steps[0].coverage
+
+    def _undecided(self) -> list[Wiring]:
+        """Wirings that these rows cannot tell from the one that stands first."""
+        ranked = self._order()
+        return [w for w in ranked[1:] if alike(self._scored[ranked[0]], self._scored[w])]
 
     def _rows(self) -> Iterator[WiringRow]:
         reference = self.reference()
-        best = self._scores[reference].top1 if reference is not None else 0.0
-        for place, wiring in enumerate(self._order(self._scores)):
-            if place and set(self._plan[wiring]) == {LIKELY} and self._scores[wiring].top1 < _SHOWN * best:
+        best = self._scored[reference].score.top1 if reference is not None else 0.0
+        for place, wiring in enumerate(self._order()):
+            counts = self._scored[wiring].score
+            if place and set(self._plan[wiring]) == {LIKELY} and counts.top1 < _SHOWN * best:
                 continue
-            yield WiringRow(keys_name(wiring), tuple(self._plan[wiring]), self._scores[wiring])
+            yield WiringRow(keys_name(wiring), tuple(self._plan[wiring]), counts)
         for wiring, sources in self._plan.items():
-            if wiring not in self._scores:
+            if wiring not in self._scored:
                 missing = tuple(key_name(key) for key in wiring if key not in self._held)
                 yield WiringRow(keys_name(wiring), tuple(sources), None, missing)
 
     def _search_info(self) -> SearchInfo | None:
         if self._search is None:
             return None
-        order = self._order(list(self._scores))
-        if not order:
+        ranked = self._order()
+        if not ranked:
             return None
-        scores = [self._scores[w] for w in order[:2]]
+        scores = [self._scored[w].score for w in ranked[:2]]
         margin = scores[0].top1 - scores[1].top1 if len(scores) > 1 else float("nan")
         nll_margin = scores[1].loss - scores[0].loss if len(scores) > 1 else float("nan")
-        others = [w for w in order[1:] if not clearly_lower(self._losses[order[0]], self._losses[w])]
         return SearchInfo(
             method=self._search.method,
             tried=self._search.tried,
             possible=self._search.possible,
-            winner=keys_name(order[0]),
-            runner_up=keys_name(order[1]) if len(order) > 1 else None,
+            winner=keys_name(ranked[0]),
+            runner_up=keys_name(ranked[1]) if len(ranked) > 1 else None,
             margin=margin,
             nll_margin=nll_margin,
-            undecided=tuple(keys_name(w) for w in others),
+            undecided=tuple(keys_name(w) for w in self._undecided()),
         )
 
     def result(self, target: Path, draft: Path, notes: Sequence[str], seconds: float) -> ReplayResult:
@@ -298,7 +298,7 @@ class _Maker:
             captures=tuple(text.name for text in bench.texts),
             target=str(target),
             draft=str(draft),
-            rows=self._scores[wiring].rows if wiring is not None else 0,
+            rows=self._scored[wiring].score.rows if wiring is not None else 0,
             steps=bench.steps,
             slots=bench.replayer.model.slots,
             judged_by="the target's own choice" if with_target else "the text's next token",
@@ -316,14 +316,6 @@ class _Maker:
             notes=tuple(dict.fromkeys(notes)),
             seconds=seconds,
         )
-
-
-def clearly_lower(one: Losses, other: Losses) -> bool:
-    """Whether the first losses are lower than the second, row by row, by more than chance."""
-    difference = (other - one)[np.isfinite(one) & np.isfinite(other)]
-    if len(difference) < 2:
-        return False
-    return bool(difference.mean() > 2.0 * difference.std(ddof=1) / np.sqrt(len(difference)))
 
 
 def _share(one: WiringScore, step: int) -> float:

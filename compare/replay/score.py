@@ -205,6 +205,28 @@ def row_losses(texts: Sequence[Text], guesses: Sequence[Guesses]) -> npt.NDArray
     return np.concatenate([guess.loss[one] for guess, one in zip(guesses, counted, strict=True)])
 
 
+def row_hits(texts: Sequence[Text], guesses: Sequence[Guesses], steps: int) -> npt.NDArray[np.float32]:
+    """Right proposals of all steps, for every row that the mask counts: what wirings are compared by row by row.
+
+    A proposal is right where it is the text's token or, where it is known, the target's own choice.
+    """
+    found = []
+    for text, guess in zip(texts, guesses, strict=True):
+        hits = np.zeros(text.rows, np.float32)
+        for s in range(steps):
+            count = min(text.rows, len(text.tokens) - 2 - s)
+            if count <= 0:
+                break
+            first = guess.top[s, :count, 0]
+            right = first == text.tokens[2 + s : 2 + s + count]
+            if text.best is not None:
+                within = min(count, text.rows - 1 - s)
+                right[:within] |= first[:within] == text.best[1 + s : 1 + s + within]
+            hits[:count] += right & _weights(text, s, count)
+        found.append(hits[_weights(text, 0, max(0, min(text.rows, len(text.tokens) - 2)), text.rows)])
+    return np.concatenate(found)
+
+
 def _mean(parts: Sequence[npt.NDArray[np.float32]]) -> float:
     """Mean of the finite values; NaN where there are none."""
     values = np.concatenate(parts) if parts else np.empty(0, np.float32)

@@ -69,8 +69,10 @@ def test_live_and_replay_agree(start_server: Callable[..., Any], pair: Any, fold
     assert served.score.simulated == pytest.approx(live.observed, abs=0.35)
     # 1 + a1 + a1·a2 + … of the accuracies on the same text, which holds for rounds that begin anywhere in it.
     assert served.score.expected == pytest.approx(live.observed, rel=0.25)
-    # One short text cannot tell a boundary from its neighbour with these drafts: the trained wiring is among the best.
-    assert result.search is not None and result.search.margin < 0.03
+    # One short text cannot tell a boundary from its neighbour with these drafts: what was served, which is what training
+    # used, keeps the first place, and any other wiring is ahead by chance at most.
+    assert result.search is not None and result.search.winner == wiring, result.search
+    assert result.search.margin > -0.05, result.search
     best = max(row.score.top1 for row in result.wirings if row.score is not None)
     assert served.score.top1 >= best - 0.05
 

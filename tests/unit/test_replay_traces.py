@@ -1,0 +1,92 @@
+"""Replays of the traces in this repository: what is at fault stays a fault, whatever else was asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from drafttrace.compare.replay import ranking
+from drafttrace.compare.replay.findings import served_useless_findings
+from drafttrace.compare.replay.ranking import Scored, better, order
+from drafttrace.compare.replay.result import ReplayResult
+from drafttrace.compare.replay.run import replay
+from drafttrace.compare.replay.score import StepScore, WiringScore
+from drafttrace.tracer.open import open_capture
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def replayed(pair: str, trace: str, search: bool = False) -> ReplayResult:
+    folder = ROOT / "pairs" / pair
+    capture = open_capture(str(ROOT / "traces" / pair / f"{trace}.h5"))
+    return replay(capture, folder / "draft", folder / "target", search_wirings=search, sglang_version="0.5.23")
+
+
+@pytest.mark.parametrize("search", [False, True])
+@pytest.mark.parametrize("trace", ["as-trained", "shifted"])
+def test_a_search_does_not_turn_a_found_fault_into_a_match(trace: str, search: bool) -> None:
+    """The incident: 0 % with what was served. With --search it was "nothing better found", exit code 0."""
+    result = replayed("tiny-kimi", trace, search)
+    assert result.exit_code == 1 and result.verdict == "mismatch"
+    if search:
+        assert result.search is not None and result.search.winner == "[B0, B3, B31]"
+        (first, *_) = result.faults
+        assert first.id == "slot-shift" and first.evidence["trained"] == [0, 3, 31]
+        assert "[B0, B2, B30]" in first.summary and "[B0, B2, B30]" in result.search.undecided
+
+
+def test_a_served_shift_is_measured_from_what_the_trace_holds_and_not_from_the_config() -> None:
+    """shifted.h5 was served as [B3, B31, B59]; it was called one boundary early after the config's [B2, B30, B58]."""
+    result = replayed("tiny-kimi", "shifted", search=True)
+    assert [fault.id for fault in result.faults] == ["slot-shift"]
+    assert result.faults[0].evidence["served"] == [3, 31, 59]
+
+
+def test_no_switch_is_a_cause_where_the_draft_does_not_work_and_the_switch_does_not_help_step_one() -> None:
+    """A switch took step 3 from 0 % to 22.6 %, step 1 stayed at 0 %: norm-missing was named for a pure slot shift."""
+    result = replayed("tiny-kimi", "shifted")
+    later = [v for v in result.variants if v.gain > 0.1]
+    assert later and all(v.step > 0 and v.score.top1 < 0.1 for v in later)  # the trap is still there
+    assert [fault.id for fault in result.faults] == ["unexplained"] and result.exit_code == 1
+
+
+def test_a_worse_wiring_does_not_stand_above_the_healthy_one_that_was_served() -> None:
+    result = replayed("tiny-llama", "healthy", search=True)
+    assert result.exit_code == 0 and result.best is not None and result.best.score is not None
+    assert result.best.wiring == result.served == "[B2, B8, B13]"
+    shares = [row.score.top1 for row in result.wirings if row.score is not None]
+    assert shares[1:] == sorted(shares[1:], reverse=True) and shares[0] == max(shares)
+    assert result.search is not None and result.search.margin >= 0 and "[B2, B8, B13]" in result.summary
+
+
+def test_the_fixed_trace_stays_healthy_with_a_search() -> None:
+    assert replayed("tiny-kimi", "fixed", search=True).exit_code == 0
+
+
+def scored(top1: float, hits: list[int], loss: float) -> Scored:
+    step = StepScore(0, len(hits), top1, top1, top1, top1, top1, top1, len(hits), top1, top1, top1, 1.0)
+    counts = WiringScore((step,), loss, loss, 1 + top1, 1 + top1, len(hits))
+    return Scored(counts, np.full(len(hits), loss, np.float32), np.array(hits, np.float32))
+
+
+def test_a_lower_loss_alone_takes_no_place_and_more_hits_do() -> None:
+    served, blurred = scored(0.5, [2, 0] * 20, 4.0), scored(0.5, [2, 0] * 20, 1.0)
+    right = scored(0.6, [5, 4, 5, 0] * 10, 6.0)
+    assert not better(blurred, served) and better(right, served)
+    assert order({(1,): blurred, (2,): served}, [(2,)], []) == [(2,), (1,)]
+    assert order({(1,): blurred, (2,): served, (3,): right}, [(2,)], [(1,)]) == [(3,), (1,), (2,)]
+    assert not better(scored(0.51, [2, 0] * 20, 4.0), served)  # one row's difference
+
+
+def test_few_rows_do_not_show_that_a_draft_does_not_work() -> None:
+    assert ranking.works(scored(0.0, [0] * 10, 5.0).score) and not ranking.works(scored(0.0, [0] * 40, 5.0).score)
+
+
+def test_a_useless_served_wiring_is_a_fault_though_nothing_is_proven_to_be_better() -> None:
+    useless, first = scored(0.0, [0] * 40, 5.0).score, scored(0.1, [1, 0, 0, 0] * 5, 5.0).score
+    (found,) = served_useless_findings((2, 30, 58), useless, (0, 3, 31), first)
+    assert found.severity == "fault" and "[B2, B30, B58] gives 0.0% over 40 rows" in found.summary
+    assert "[B0, B3, B31] ranks first with 10.0%" in found.summary and "--boundaries all" in found.remedy
+    assert not list(served_useless_findings((2, 30, 58), scored(0.3, [1] * 40, 5.0).score, (0, 3, 31), first))

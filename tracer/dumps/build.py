@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,14 @@ from drafttrace.tracer.errors import DrafttraceError, UnreadableFile
 from drafttrace.tracer.rows import Floats, Rows
 
 ASSUMED = "ASSUMED default"
+FORCED = "asked for with --format"
+# What one sample may claim. Tables of tokens and positions are held in memory, 40 bytes a row; rows are read one at a
+# time at least. The longest contexts have some million tokens, the widest rows (logits) some hundred thousand entries.
+MOST_ROWS = 1 << 22
+MOST_WIDTH = 1 << 22
+MOST_SLOTS = 4096
+# Rows beyond the tokens are padding, and nobody pads to more than this or the double.
+_SPARE_ROWS = 1 << 16
 
 
 class NeedsHiddenSize(DrafttraceError):
@@ -60,6 +69,11 @@ def rows(tensor: Tensor, name: str, path: Path, scales: Floats | None = None) ->
         raise UnreadableFile(
             f"The field '{name}' of '{path}' is empty (shape {list(tensor.shape)}); dump it again."
         )
+    if flat.shape[0] > MOST_ROWS or flat.shape[1] > MOST_WIDTH:
+        raise UnreadableFile(
+            f"The field '{name}' of '{path}' claims {flat.shape[0]:,} rows of {flat.shape[1]:,} numbers, and one sample "
+            f"may have {MOST_ROWS:,} rows of {MOST_WIDTH:,}; dump one sample per file."
+        )
     return StoredRows(flat, kind, scales)
 
 
@@ -70,6 +84,7 @@ def axis_slots(tensor: Tensor, name: str, path: Path, axis: int, scales: Floats 
         raise UnreadableFile(
             f"The field '{name}' of '{path}' has the shape {list(tensor.shape)}; 3 axes are expected."
         )
+    _few_slots(cube.shape[axis], name, path)
     parts = [cube.pick(axis, k) for k in range(cube.shape[axis])]
     return [rows(part, f"{name}[{k}]", path, scales) for k, part in enumerate(parts)]
 
@@ -98,13 +113,36 @@ def side_by_side(
             f"The field '{name}' of '{path}' is {whole.width} wide, no multiple of the hidden size {width}; {remedy}"
         )
     flat = unbatched(tensor, name, path, 2)
+    _few_slots(whole.width // width, name, path)
     cuts = range(0, whole.width, width)
     return [rows(flat.cut(1, k, k + width), name, path) for k in cuts]
 
 
+def _few_slots(count: int, name: str, path: Path) -> None:
+    if count > MOST_SLOTS:
+        raise UnreadableFile(
+            f"The field '{name}' of '{path}' holds {count:,} slots, and no draft reads more than {MOST_SLOTS:,}; is the "
+            "hidden size right, and the order of the axes?"
+        )
+
+
+def few_numbers(tensor: Tensor, name: str, path: Path) -> Tensor:
+    """The tensor, where it has no more than one number for every row that a sample may have.
+
+    Raises UnreadableFile, before anything is read, for one that would not fit into memory.
+    """
+    count = math.prod(tensor.shape)
+    if count > MOST_ROWS:
+        raise UnreadableFile(
+            f"The field '{name}' of '{path}' claims {count:,} entries (shape {list(tensor.shape)}), and one sample may "
+            f"have {MOST_ROWS:,} tokens; dump one sample per file."
+        )
+    return tensor
+
+
 def token_ids(tensor: Tensor, name: str, path: Path) -> Ints:
     """Token ids ``[L]`` from ``[L]`` or ``[1, L]``. Raises UnreadableFile for anything but whole numbers >= -1."""
-    flat = unbatched(tensor, name, path, 1)
+    flat = few_numbers(unbatched(tensor, name, path, 1), name, path)
     try:
         ids = flat.ints()
     except ValueError:
@@ -126,6 +164,7 @@ def mask_of(value: Any, path: Path, name: str = "loss_mask") -> Ints | None:
     """A loss mask ``[L]``; None where there is none."""
     if not isinstance(value, Tensor):
         return None
+    few_numbers(value, name, path)
     column = 1 in value.shape[1:]
     flat = Tensor.held(value.read().reshape(-1), value.kind) if column else unbatched(value, name, path, 1)
     try:
@@ -210,7 +249,7 @@ def states_in(document: Document) -> set[str]:
 
 def recognised(layout: Callable[[Document, Request], str | None], document: Document, request: Request) -> str:
     """Why a document is read as it is."""
-    return layout(document, request) or "asked for with --format"
+    return layout(document, request) or FORCED
 
 
 # What most trainers do without configuration: B{2, n//2, n-3}, written O{1, n//2-1, n-4} by those that count outputs.
@@ -239,7 +278,16 @@ def capture(
         raise UnreadableFile(
             f"The states of '{document_path}' have {listed} rows, which should be one number; write it again."
         )
+    if not counts and not more.get("boundaries") and why == FORCED:
+        raise UnreadableFile(
+            f"The file '{document_path}' holds no state of {layout}; leave --format out, or name another format."
+        )
     count = counts.pop() if counts else len(tokens)
+    if count > _SPARE_ROWS + 2 * len(tokens):
+        raise UnreadableFile(
+            f"The states of '{document_path}' have {count:,} rows for {len(tokens):,} tokens; they are of another sample, "
+            "or the file is damaged: dump it again."
+        )
     widths = {slot.rows.width for slot in slots}
     if len(widths) > 1:
         raise UnreadableFile(

@@ -10,7 +10,15 @@ from pathlib import Path
 
 from drafttrace.tracer.capture import Capture
 from drafttrace.tracer.dumps.document import Document, open_document
-from drafttrace.tracer.dumps.registry import FolderLayout, Layout, Request, SampleRef, folder_layouts, layouts
+from drafttrace.tracer.dumps.registry import (
+    MOST_SAMPLES,
+    FolderLayout,
+    Layout,
+    Request,
+    SampleRef,
+    folder_layouts,
+    layouts,
+)
 from drafttrace.tracer.errors import DrafttraceError, UnknownFormat, UnreadableFile
 
 _SUFFIXES = (".pt", ".ckpt", ".ckpt.gz", ".pt.gz", ".pth", ".bin", ".safetensors", ".npz", ".h5", ".hdf5", ".json")
@@ -21,7 +29,6 @@ _SIDECARS = re.compile(
     r"|training_args)\.(pt|bin|safetensors|pth)$|\.json$"
 )
 _PROBES = 12
-_MOST_FILES = 2_000_000
 
 
 @dataclass(frozen=True)
@@ -75,10 +82,20 @@ def open_collection(path: Path, format_id: str | None = None, request: Request |
         return _open_folder(path, format_id, asked)
     document = open_document(path)
     layout, why = recognise(document, format_id, asked)
+    return Collection(path, layout, why, _inside(layout, document))
+
+
+def _inside(layout: Layout, document: Document) -> list[SampleRef]:
+    """The samples in one file. Raises UnreadableFile where there are none, or more than anybody has."""
     count = layout.count(document)
     if count == 0:
-        raise UnreadableFile(f"The file '{path}' holds no samples; dump it again.")
-    return Collection(path, layout, why, [SampleRef(k, path, k) for k in range(count)])
+        raise UnreadableFile(f"The file '{document.path}' holds no samples; dump it again.")
+    if count > MOST_SAMPLES:
+        raise UnreadableFile(
+            f"The file '{document.path}' claims {count:,} samples, and {MOST_SAMPLES:,} is the most that drafttrace lists; "
+            "dump fewer into one file."
+        )
+    return [SampleRef(k, document.path, k) for k in range(count)]
 
 
 def recognise(document: Document, format_id: str | None, request: Request) -> tuple[Layout, str]:
@@ -191,9 +208,9 @@ def _walk(folder: Path) -> Iterator[Path]:
             if name.startswith(".") or not os.path.isfile(path):
                 continue
             count += 1
-            if count > _MOST_FILES:
+            if count > MOST_SAMPLES:
                 raise UnreadableFile(
-                    f"The folder '{folder}' holds more than {_MOST_FILES} files; give one below it."
+                    f"The folder '{folder}' holds more than {MOST_SAMPLES} files; give one below it."
                 )
             yield path
 
@@ -232,7 +249,7 @@ def _common_layout(
 def _numbered(layout: Layout, files: Sequence[Path]) -> list[SampleRef]:
     """Samples numbered as the file names number them where those numbers are distinct, else by position."""
     if len(files) == 1:
-        return [SampleRef(k, files[0], k) for k in range(layout.count(open_document(files[0])))]
+        return _inside(layout, open_document(files[0]))
     numbers = [_number(path) for path in files]
     if None not in numbers and len(set(numbers)) == len(numbers):
         return [SampleRef(number, path) for number, path in zip(numbers, files, strict=True) if number is not None]

@@ -17,7 +17,7 @@ import numpy as np
 
 from drafttrace.tracer.capture import Capture, Ints, Norm
 from drafttrace.tracer.dumps import build
-from drafttrace.tracer.dumps.registry import FolderLayout, Request, SampleRef, register
+from drafttrace.tracer.dumps.registry import MOST_SAMPLES, FolderLayout, Request, SampleRef, register
 from drafttrace.tracer.dumps.safetensors_file import SafetensorsFile, read_safetensors
 from drafttrace.tracer.dumps.tensor import Tensor
 from drafttrace.tracer.errors import UnreadableFile
@@ -57,6 +57,11 @@ def _samples(folder: Path) -> Sequence[SampleRef]:
                 f"The field 'input_ids' of '{shard}' has the shape {list(ids.shape)}, not [n, S]; write the cache again."
             )
         first = len(refs)
+        if first + ids.shape[0] > MOST_SAMPLES or ids.shape[1] == 0:
+            raise UnreadableFile(
+                f"The field 'input_ids' of '{shard}' claims {ids.shape[0]:,} samples of {ids.shape[1]:,} tokens, and a "
+                f"cache may have {MOST_SAMPLES:,}; give a part of it, or write it again."
+            )
         refs.extend(SampleRef(first + k, shard, k) for k in range(ids.shape[0]))
     return refs
 
@@ -120,7 +125,7 @@ def _read_eagle3(folder: Path, ref: SampleRef, request: Request) -> Capture:
     return build.capture(
         path,
         "AM-EAGLE3",
-        _detect_eagle3(folder) or "asked for with --format",
+        _detect_eagle3(folder) or build.FORCED,
         np.concatenate([np.full(1, -1, np.int64), shifted[:-1]]),
         build.slots_of(parts, "aux_hidden_states", boundaries, "manifest.json aux_layer_ids, O(id) = B(id + 1)"),
         mask=None if mask is None else np.concatenate([np.zeros(1, np.int64), mask[:-1]]),
@@ -149,7 +154,11 @@ def _next_token_agreement(
     rows = np.unique(np.linspace(0, max(0, min(valid, probs.shape[0]) - 1), 256).astype(np.int64))
     top = build.rows(probs, name, shard.path).take(rows).argmax(-1)
     if name == "target_probs_values":
-        top = _one(shard, "target_probs_indices", inner).ints()[rows, top]
+        indices = _one(shard, "target_probs_indices", inner)
+        if indices.shape != probs.shape:
+            return {}
+        picked = [indices.cut(0, row, row + 1).ints()[0, column] for row, column in zip(rows, top, strict=True)]
+        top = np.array(picked, np.int64)
     if len(top) == 0 or int(top.max()) >= len(chosen) or int(top.min()) < 0:
         return {}
     best = np.array(chosen, np.int64)[top]
@@ -185,7 +194,7 @@ def _read_dspark(folder: Path, ref: SampleRef, request: Request) -> Capture:
     return build.capture(
         path,
         "AM-DSPARK",
-        _detect_dspark(folder) or "asked for with --format",
+        _detect_dspark(folder) or build.FORCED,
         tokens,
         build.slots_of(parts, "target_hidden_states", boundaries, source),
         last=last,

@@ -105,6 +105,11 @@ def _capture(path: Path, layout: str, why: str, found: _Pass, run: int, request:
         embed=Slot("embed_tokens", boundaries[0], 0, "module name: embed_tokens") if 0 in boundaries else None,
         about={"target_layers": n},
     )  # fmt: skip
+    if len(positions) and positions[0] > build.MOST_ROWS:
+        raise UnreadableFile(
+            f"'{path}' begins at position {positions[0]:,}, and a request may have {build.MOST_ROWS:,} tokens; "
+            "dump it again."
+        )
     if len(positions) and positions[0] > 0:  # a decode pass, or a cached prefix: rows stand further on
         shifted = np.full(int(positions[0]) + len(tokens), -1, np.int64)
         shifted[int(positions[0]) :] = tokens
@@ -211,7 +216,7 @@ def _read_dumper(folder: Path, ref: SampleRef, request: Request) -> Capture:
             f"'{folder}' has {len(positions)} positions for {len(tokens)} tokens in step {ref.inner}; dump it again."
         )
     ordered = {name: [parts[k] for k in sorted(parts)] for name, parts in outputs.items()}
-    why = _detect_dumper(folder) or "asked for with --format"
+    why = _detect_dumper(folder) or build.FORCED
     made = _capture(folder, "SG-DUMPER", why, _collect(ordered, tokens, positions), 0, request)
     notes = made.notes if len(ranks) == 1 else (*made.notes, f"rank 0 of {len(ranks)} ranks")
     return replace(made, notes=notes)

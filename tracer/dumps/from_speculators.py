@@ -10,6 +10,7 @@ Sources: vllm-project/speculators ``src/speculators/train/data.py`` (``standardi
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -97,12 +98,12 @@ def _scales(document: Document, states: Tensor) -> Floats | None:
     stored = document.tensor("hidden_states_scales")
     if stored is None:
         return None
-    scales = stored.floats().reshape(-1)
-    if len(scales) != states.shape[-3]:
+    count, wanted = math.prod(stored.shape), states.shape[-3] if states.ndim >= 3 else 0
+    if count != wanted:
         raise UnreadableFile(
-            f"The file '{document.path}' has {len(scales)} scales for {states.shape[-3]} rows; write it again."
+            f"The file '{document.path}' has {count:,} scales for {wanted:,} rows; write it again."
         )
-    return scales
+    return build.few_numbers(stored, "hidden_states_scales", document.path).floats().reshape(-1)
 
 
 # --- current layout, written by drafttrace reference ---------------------------------------------------------
@@ -185,7 +186,11 @@ def _detect_v1(document: Document, _request: Request) -> str | None:
 def _read_v1(document: Document, _inner: int, request: Request) -> Capture:
     path = document.path
     tokens = build.token_ids(build.field(document, "input_ids"), "input_ids", path)
-    stored = document.value["hidden_states"]
+    stored = document.value.get("hidden_states")
+    if not isinstance(stored, list):
+        raise UnreadableFile(
+            f"The file '{path}' has no list 'hidden_states', which SPEC-V1 is; leave --format out, or name another."
+        )
     parts = [_entry(path, k, value) for k, value in enumerate(stored)]
     if not parts:
         raise UnreadableFile(f"The list 'hidden_states' of '{path}' is empty; dump the sample again.")
@@ -206,7 +211,7 @@ def _read_v1(document: Document, _inner: int, request: Request) -> Capture:
     return build.capture(
         path,
         "SPEC-V1",
-        _detect_v1(document, request) or "asked for with --format",
+        _detect_v1(document, request) or build.FORCED,
         tokens,
         build.slots_of(parts[:-1], "hidden_states", boundaries[:-1], source),
         last=build.last_state(name, parts[-1], Norm.PRE, why, last_boundary),
@@ -295,7 +300,7 @@ def _read_v0(document: Document, _inner: int, request: Request) -> Capture:
     return build.capture(
         path,
         "SPEC-V0",
-        _detect_v0(document, request) or "asked for with --format",
+        _detect_v0(document, request) or build.FORCED,
         tokens,
         build.slots_of(parts, "hidden_state", boundaries, source),
         last=build.last_state(
@@ -308,7 +313,7 @@ def _read_v0(document: Document, _inner: int, request: Request) -> Capture:
 
 def _current(layout: str, detect: Any) -> Any:
     def read(document: Document, _inner: int, request: Request) -> Capture:
-        return _read_current(document, layout, detect(document, request) or "asked for with --format", request)
+        return _read_current(document, layout, detect(document, request) or build.FORCED, request)
 
     return read
 

@@ -76,15 +76,17 @@ def _mask(document: Document, entry: dict[str, Any], length: int) -> Ints | None
         runs = (
             [int(part) for part in packed.split(",")] if isinstance(packed, str) else [int(part) for part in packed]
         )
-        if any(run < 0 for run in runs) or sum(runs) > 1 << 31:
+        if any(run < 0 for run in runs):
             raise ValueError
     except (ValueError, TypeError):
         raise UnreadableFile(
             f"The field 'packed_loss_mask' of '{document.path}' is no list of run lengths; write it again."
         ) from None
-    values = np.repeat(np.arange(len(runs), dtype=np.int64) % 2, runs)
     mask = np.zeros(length, np.int64)
-    mask[: min(length, len(values))] = values[:length]
+    at = 0
+    for number, run in enumerate(runs):  # the runs may claim more than there are tokens
+        mask[at : at + run] = number % 2
+        at = min(length, at + run)
     return mask
 
 

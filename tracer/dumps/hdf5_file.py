@@ -134,6 +134,7 @@ def _dataset(opened: _Opened, dataset: Any, h5py: Any) -> Tensor | None:
     kind = _kind(dataset, h5py)
     if kind is None:
         return None
+    _check_held(opened, dataset)
     plain = _plain(opened, dataset, kind)
     if plain is not None:
         return plain
@@ -145,6 +146,29 @@ def _dataset(opened: _Opened, dataset: Any, h5py: Any) -> Tensor | None:
             "safetensors."
         )
     return Tensor.of(_Chunked(opened, dataset, kind, h5py), kind)
+
+
+def _check_held(opened: _Opened, dataset: Any) -> None:
+    """Refuse a dataset whose content lies in another file, or that claims more than was ever written.
+
+    HDF5 would follow any path that the file names, and hand out zeros for what is not there.
+    """
+    if dataset.external or dataset.is_virtual:
+        raise UnreadableFile(
+            f"The dataset '{dataset.name}' of '{opened.path}' names another file for its content, and drafttrace follows "
+            "no path that a file names; write it again with its content inside (h5repack)."
+        )
+    shape, item = dataset.shape, dataset.dtype.itemsize
+    if dataset.chunks is None:
+        held, wanted, unit = int(dataset.id.get_storage_size()), math.prod(shape) * item, "bytes"
+    else:
+        parts = (-(-size // chunk) for size, chunk in zip(shape, dataset.chunks, strict=True))
+        held, wanted, unit = int(dataset.id.get_num_chunks()), math.prod(parts), "chunks"
+    if held < wanted:
+        raise UnreadableFile(
+            f"The dataset '{dataset.name}' of '{opened.path}' claims the shape {list(shape)}, and {held:,} of its "
+            f"{wanted:,} {unit} were written; whoever wrote it stopped early: write it again."
+        )
 
 
 def _plain(opened: _Opened, dataset: Any, kind: str) -> Tensor | None:

@@ -15,6 +15,9 @@ from pathlib import Path
 from drafttrace.tracer.capture import Capture
 from drafttrace.tracer.dumps.document import Document
 
+# Every sample of a collection is listed, and a damaged file can claim any number of them.
+MOST_SAMPLES = 2_000_000
+
 
 @dataclass(frozen=True)
 class FieldMap:

@@ -118,8 +118,8 @@ def _declared(capture: Capture | None, source: str) -> Expected | None:
 def accept_curve(counts: Sequence[float], steps: int | None = None) -> tuple[float, ...]:
     """Per draft position the share of rounds that accepted it, of those that accepted the one before.
 
-    counts: accepted tokens of every round, the target's own one included. steps: drafted tokens of a round, where the server
-    says so: a round that accepted them all has no next position to reject.
+    counts: accepted tokens of every round, the target's own one included. steps: drafted tokens of a round, where the
+    server says so: a round that accepted them all has no next position to reject.
     """
     shares = []
     reached = len(counts)

@@ -10,7 +10,7 @@ from drafttrace.compare import assemble
 from drafttrace.compare.acceptance import Expected, acceptance_of
 from drafttrace.compare.align import Alignment, plan
 from drafttrace.compare.copies import look_for_copies, row_maps
-from drafttrace.compare.facts import CopyFacts, Facts, RowFacts
+from drafttrace.compare.facts import CopyFacts, Facts, RowFacts, layers_of
 from drafttrace.compare.findings import diagnose
 from drafttrace.compare.findings.tokens import first_difference
 from drafttrace.compare.hypotheses import PER_CHANNEL, Doubles
@@ -92,7 +92,7 @@ def diff(
         slots=slots,
         others=further,
         odd=odd,
-        wirings=wirings(location),
+        wirings=wirings(location, layers_of(left, reference)),
         ranks=replace(between, partial=partial),
     )
     return _finish(work, judging)

@@ -136,18 +136,7 @@ class Facts:
     @property
     def layers(self) -> int | None:
         """Number of decoder layers n of the target, where anything says so."""
-        wiring = self.left.about.get("wiring")
-        if isinstance(wiring, Mapping) and isinstance(wiring.get("n"), int):
-            return int(wiring["n"])
-        for capture in (self.left, self.reference):
-            config = capture.about.get("target_config") if capture is not None else None
-            if isinstance(config, Mapping):
-                text = config.get("text_config")
-                nested = text.get("num_hidden_layers") if isinstance(text, Mapping) else None
-                found = config.get("num_hidden_layers", nested)
-                if isinstance(found, int):
-                    return found
-        return None
+        return layers_of(self.left, self.reference)
 
     @property
     def wiring_block(self) -> Mapping[str, object]:
@@ -163,3 +152,19 @@ class Facts:
     def mismatching(self) -> tuple[int, ...]:
         """Slots whose level is a mismatch or at least noise without a match."""
         return tuple(s.slot for s in self.slots if s.verdict == "mismatch")
+
+
+def layers_of(left: Capture, reference: Capture | None) -> int | None:
+    """Number of decoder layers n of the target, by the trace's wiring block or a target config; None if nothing says so."""
+    wiring = left.about.get("wiring")
+    if isinstance(wiring, Mapping) and isinstance(wiring.get("n"), int):
+        return int(wiring["n"])
+    for capture in (left, reference):
+        config = capture.about.get("target_config") if capture is not None else None
+        if isinstance(config, Mapping):
+            text = config.get("text_config")
+            nested = text.get("num_hidden_layers") if isinstance(text, Mapping) else None
+            found = config.get("num_hidden_layers", nested)
+            if isinstance(found, int):
+                return found
+    return None

@@ -212,8 +212,11 @@ class Wirings:
     reading: Reading | None
 
 
-def wirings(location: Location) -> Wirings:
-    """What the located (else declared) boundaries say about each other."""
+def wirings(location: Location, layers: int | None) -> Wirings:
+    """What the located (else declared) boundaries say about each other.
+
+    layers: n of the target. The state behind the last layer was no slot of training, whatever stands beside it.
+    """
     ours = [s for s in location.left if s.index >= 0]
     theirs = [s for s in location.reference if s.index >= 0]
     last = next((s for s in location.reference if s.index == -1), None)
@@ -225,7 +228,8 @@ def wirings(location: Location) -> Wirings:
         left = tuple(s.boundary for s in ours)
         reference = tuple(s.boundary for s in theirs)
         tail = last.boundary if last is not None else None
-    reading = read(left, reference, tail) if left and reference else None
+    listed = tail if layers is None or tail is None or tail < layers else None
+    reading = read(left, reference, listed) if left and reference else None
     proven = all(s.by == VALUE for s in ours if s.boundary is not None) and any(s.by == VALUE for s in ours)
     if location.atlas is not None:
         proven = proven and all(s.by == VALUE for s in theirs if s.boundary is not None)

@@ -23,7 +23,8 @@ class Thresholds:
     factor further from 1 than this is a fault. row / row_cosine: one row that is further off than ``row`` and has
     a cosine below ``row_cosine`` holds something else; so does one whose cosine without massive channels alone is
     below row_hidden (a router that sent one token elsewhere stays above). accept: a mean accept length below it is
-    too low where no expected one is known (a healthy draft reaches 1.2 on text unlike its training), accept_part: one whose drafted part is below this part of the expected.
+    too low where no expected one is known (a healthy draft reaches 1.2 on text unlike its training), accept_part: one
+    whose drafted part is below this part of the expected.
     """
 
     match: float = 0.05

@@ -38,8 +38,10 @@ class Reading:
 
 
 def read(left: Boundaries, reference: Boundaries, tail: int | None = None) -> Reading:
-    """The cheapest reading of ``left`` against ``reference``; ``tail`` is the boundary of the entry after the slots.
+    """The cheapest reading of ``left`` against ``reference``.
 
+    tail: the boundary of the entry after the slots, where that was a boundary of the trainer's list. It is the partner
+    of a left slot only where it fits the pattern of the others: no fault is told of a slot that training never fed.
     Unknown boundaries (None) agree with everything and prove nothing.
     """
     readings = [_shifted(left, reference, tail, k, d) for k in _shifts(left, reference) for d in (0, 1, -1, 2, -2)]
@@ -78,16 +80,17 @@ def _matching(left: Boundaries, reference: Boundaries, offset: int) -> tuple[int
 def _shifted(left: Boundaries, reference: Boundaries, tail: int | None, shift: int, offset: int) -> Reading:
     entries = [*reference, tail] if tail is not None else list(reference)
     order = tuple(i + shift if 0 <= i + shift < len(entries) else None for i in range(len(left)))
-    return _reading(left, entries, order, shift, False, offset)
+    return _reading(left, entries, len(reference), order, shift, False, offset)
 
 
 def _permuted(left: Boundaries, reference: Boundaries, order: Sequence[int], offset: int) -> Reading:
-    return _reading(left, list(reference), tuple(order), 0, True, offset)
+    return _reading(left, list(reference), len(reference), tuple(order), 0, True, offset)
 
 
 def _reading(
     left: Boundaries,
     entries: list[int | None],
+    slots: int,
     order: tuple[int | None, ...],
     shift: int,
     permuted: bool,
@@ -102,8 +105,13 @@ def _reading(
         if mine is None or theirs is None:
             offsets.append(None)
             continue
-        offsets.append(mine - theirs)
         rest = mine - theirs - offset
+        if rest and entry is not None and entry >= slots:  # the entry after the slots, and not by this pattern
+            free += 1
+            order = (*order[:i], None, *order[i + 1 :])
+            offsets.append(None)
+            continue
+        offsets.append(mine - theirs)
         if rest == 0:
             proven += 1
         elif abs(rest) == 1:

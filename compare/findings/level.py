@@ -191,7 +191,8 @@ def _uncovered(acceptance: Acceptance) -> Iterator[Finding]:
     if acceptance.outside is not None and acceptance.outside > _UNCOVERED:
         yield finding(
             "vocab-coverage",
-            f"{acceptance.outside:.0%} of the answer's tokens are outside the draft's vocabulary: it can never propose them.",
+            f"{acceptance.outside:.0%} of the answer's tokens are outside the draft's vocabulary: it can never propose "
+            "them.",
             confidence=0.9,
             evidence={"outside": acceptance.outside, "counted_rounds": acceptance.counted_rounds},
             remedy="Judge the draft on text like its training data, or choose its vocabulary by counting tokens of the "

@@ -108,6 +108,11 @@ def _shift(facts: Facts, reading: Reading) -> Iterator[Finding]:
     if k > 0:
         first = _called(lost, "the slot")
         what = f"its slot i holds what training had in slot i+{k}, so {first} that training fed first is missing"
+        new = [i for i, entry in enumerate(reading.order) if entry is None and facts.left_wiring[i] is not None]
+        if new:
+            holds = _called([facts.left_wiring[i] for i in new], "a state")
+            verb = "holds" if len(new) == 1 else "hold"
+            what += f", and its {name_slots(new)} {verb} {holds}, which training did not feed"
     else:
         first = _called(extra, "a slot")
         what = f"its slot i holds what training had in slot i-{-k}, so {first} that training did not feed stands in front"

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from dump_lab import SINGLE, Bench, compare, computed, listed, make_bench
 from fault_rows import Row
@@ -13,6 +14,9 @@ from fault_rows import Row
 from drafttrace.compare.diff import diff
 from drafttrace.compare.result import FAULT
 from drafttrace.tracer.open import open_capture
+from drafttrace.tracer.reference import make_reference
+
+ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = [pytest.mark.real, pytest.mark.faults]
 
@@ -43,3 +47,29 @@ def test_a_healthy_real_dump_raises_no_alarm(dtype: str, smol: Any, tmp_path: Pa
         row = Row(f"healthy: {dtype}{kind}", "smol", (), faults, 0.0)
         fault_row(row)
         assert row.reached and found.exit_code == 0, [(f.id, f.summary) for f in found.findings]
+
+
+@pytest.mark.parametrize("layout", ["reference", "arrow", "specforge", "v1"])
+def test_the_last_state_is_no_slot_of_the_incident(layout: str, smol: Any, tmp_path: Path) -> None:
+    """Against all but v1 a second fault was told: "slot 2 is one boundary early: B29 where training had B30". Training had
+    B28 in slot 2; B30 is the last state that these layouts store."""
+    trace = open_capture(str(ROOT / "traces/smol/as-trained.h5"))
+    if layout == "reference":
+        path = tmp_path / "reference.safetensors"
+        make_reference(smol.target, [np.asarray(trace.tokens)], path, slots=smol.wiring)
+    else:
+        from pairs.smol.answers import load_model
+        from pairs.smol.dump import read_text, write_dump
+        from pairs.tokenizer import Encoded
+
+        ids = [int(token) for token in trace.tokens]
+        write_dump(tmp_path, [read_text(load_model(smol.target), Encoded(ids, [1] * len(ids)))], layout)
+        path = {
+            "arrow": tmp_path / "hidden_states/hs_0.safetensors",
+            "specforge": tmp_path / "rows_0-2000/data_0.ckpt",
+            "v1": tmp_path / "data_0.pt",
+        }[layout]
+    found = diff(trace, open_capture(str(path)))
+    faults = [f for f in found.findings if f.severity == FAULT]
+    assert [f.id for f in faults] == ["slot-shift"], faults
+    assert ("slot 2 holds B29, which training did not feed" in faults[0].summary) == (layout != "v1")

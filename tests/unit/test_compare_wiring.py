@@ -99,3 +99,14 @@ def test_without_a_rule_both_conventions_are_told() -> None:
 
 def test_an_unknown_wiring_asks_for_a_sweep() -> None:
     assert "layer sweep" in wiring_remedy((0, None, 31), {})
+
+
+def test_the_last_state_is_no_slot_of_a_shift() -> None:
+    """B29 in slot 2 was called "one boundary early: B29 where training had B30"; training had B28 there, B30 was stored
+    as the last state only."""
+    found = read((16, 28, 29), (0, 16, 28), 30)
+    assert (found.shift, found.offset, found.moved, found.wrong) == (1, 0, (), ())
+    assert found.order == (1, 2, None)
+    # Where it is the trainer's fourth boundary and fits, it is: the incident on both pairs.
+    assert read((16, 28, 29), (0, 16, 28), 29).order == (1, 2, 3)
+    assert read((2, 30, 58), (0, 3, 31), 59).offset == -1

@@ -77,3 +77,42 @@ def test_every_container_forced_into_every_format(name: str, tmp_path: Path) -> 
         with pytest.raises(DrafttraceError) as caught:
             open_capture(str(path), format=format_id)
         one_sentence(caught.value)
+
+
+# --- folders -------------------------------------------------------------------------------------------------
+
+
+def mixed(folder: Path, eagle3: int, others: int) -> None:
+    for number in range(eagle3):
+        torch.save(made.sf_sample(), folder / f"data_{number}.ckpt")
+    for number in range(others):
+        torch.save(made.mo_sample(), folder / f"{number + eagle3}.pt")
+
+
+@pytest.mark.parametrize(("eagle3", "others"), [(3, 1), (1, 3), (1, 1), (60, 1), (1, 60)])
+def test_a_forced_format_selects_its_files_of_a_mixed_folder(eagle3: int, others: int, tmp_path: Path) -> None:
+    """The error of a mixed folder says to name the format, and naming it was refused, or took all for it."""
+    mixed(tmp_path, eagle3, others)
+    for name, here, left in (("SF-EAGLE3", eagle3, others), ("mo-pt", others, eagle3)):
+        found = inspect_capture(str(tmp_path), format=name)
+        assert found.format == name.upper()
+        assert found.sample_count == here
+        note = f"{left} file{'s' if left > 1 else ''} of the folder left out, of another format than {name.upper()}"
+        # among many files only the spread is looked at, unless that shows another format
+        assert note in found.notes or (here == 60 and found.notes == ())
+
+
+def test_a_file_that_cannot_be_read_is_not_left_out_of_a_mixed_folder(tmp_path: Path) -> None:
+    mixed(tmp_path, 3, 1)
+    (tmp_path / "data_2.ckpt").write_bytes(b"PK\x03\x04 damaged")
+    assert inspect_capture(str(tmp_path), format="SF-EAGLE3", sample=0).sample_count == 3
+    with pytest.raises(DrafttraceError, match=r"data_2\.ckpt"):
+        inspect_capture(str(tmp_path), format="SF-EAGLE3", sample=2)
+
+
+def test_a_format_that_no_file_of_a_folder_has_overrules_recognition(tmp_path: Path) -> None:
+    for number in range(2):
+        value = {"input_ids": made.tokens(), "loss_mask": made.loss_mask(), "hidden_state": made.aux()[None]}
+        torch.save(value, tmp_path / f"data_{number}.ckpt")
+    found = inspect_capture(str(tmp_path), format="EAGLE12-CKPT", sample=1)
+    assert (found.format, found.sample_count, found.notes) == ("EAGLE12-CKPT", 2, ())

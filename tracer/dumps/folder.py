@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from drafttrace.tracer.capture import Capture
+from drafttrace.tracer.dumps import build
 from drafttrace.tracer.dumps.document import Document, open_document
 from drafttrace.tracer.dumps.registry import (
     MOST_SAMPLES,
@@ -33,25 +34,37 @@ _PROBES = 12
 
 @dataclass(frozen=True)
 class Collection:
-    """The samples of a path. layout: the id; why: how it was recognised."""
+    """The samples of a path. layout: the id; why: how it was recognised.
+
+    left_out: files of the folder that are of another format than the one asked for. overruled: no file is of the
+    format asked for by its content, so all are read as if they were.
+    """
 
     path: Path
     layout: Layout | FolderLayout
     why: str
     refs: Sequence[SampleRef]
+    left_out: int = 0
+    overruled: bool = False
 
     def read(self, ref: SampleRef, request: Request) -> Capture:
         """One sample. Raises DrafttraceError with what is wrong with it."""
         if isinstance(self.layout, FolderLayout):
             return self.layout.read(self.path, ref, request)
         document = open_document(ref.file)
-        if len(self.refs) > 1 and self.path.is_dir() and self.layout.detect(document, request) is None:
+        among_others = len(self.refs) > 1 and self.path.is_dir() and not self.overruled
+        if among_others and self.layout.detect(document, request) is None:
             layout, _why = detect(document, request)
             raise UnknownFormat(
                 f"The folder '{self.path}' mixes formats: '{ref.file.name}' is {layout.id}, the others are "
                 f"{self.layout.id}; give one file, or move the others away."
             )
-        return self.layout.read(document, ref.inner, request)
+        capture = self.layout.read(document, ref.inner, request)
+        if not self.left_out:
+            return capture
+        files = "1 file" if self.left_out == 1 else f"{self.left_out} files"
+        note = f"{files} of the folder left out, of another format than {self.layout.id}"
+        return replace(capture, notes=(*capture.notes, note))
 
     def ref(self, number: int) -> SampleRef:
         """The sample of that number. Raises DrafttraceError naming what there is."""
@@ -129,14 +142,20 @@ def _candidates(document: Document, request: Request) -> list[tuple[Layout, str]
 
 
 def forced(document: Document, format_id: str, request: Request) -> tuple[Layout, str]:
-    """The layout that the user named. Raises UnknownFormat for an id that there is not."""
+    """The layout that the user named, and why. Raises UnknownFormat for an id that there is not."""
+    layout = named_layout(format_id)
+    return layout, layout.detect(document, request) or build.FORCED
+
+
+def named_layout(format_id: str) -> Layout:
+    """The layout of a file with that id. Raises UnknownFormat where there is none."""
     by_name = {name.upper(): layout for name, layout in layouts().items()}
     layout = by_name.get(format_id.upper())
     if layout is None:
         raise UnknownFormat(
             f"There is no format '{format_id}' for a file; the formats are {', '.join(sorted(layouts()))}."
         )
-    return layout, layout.detect(document, request) or "asked for with --format"
+    return layout
 
 
 def _contents(document: Document) -> str:
@@ -175,8 +194,39 @@ def _open_folder(path: Path, format_id: str | None, request: Request) -> Collect
             f"The folder '{path}' holds no file that could be a dump ({', '.join(_SUFFIXES[:7])}); give the folder that "
             "the trainer wrote."
         )
-    layout, reason = _common_layout(path, files, format_id, request)
+    if format_id is not None:
+        return _asked_for(path, files, format_id, request)
+    layout, reason = _common_layout(path, files, request)
     return Collection(path, layout, reason, _numbered(layout, files))
+
+
+def _asked_for(folder: Path, files: Sequence[Path], format_id: str, request: Request) -> Collection:
+    """The files of a folder that are of the format that the user named; all of them where none is.
+
+    Every file is opened only where those that are looked at first are of different formats. A file that cannot be
+    opened stays: it may be a sample, and whoever asks for it learns why.
+    """
+    layout = named_layout(format_id)
+
+    def is_other(path: Path) -> bool | None:
+        try:
+            return layout.detect(open_document(path), request) is None
+        except DrafttraceError as error:
+            problems.append(error)
+            return None
+
+    problems: list[DrafttraceError] = []
+    probed = [is_other(path) for path in _spread(files)]
+    if set(probed) == {False}:
+        return Collection(folder, layout, layout.title, _numbered(layout, files))
+    others = [is_other(path) for path in files]
+    if False in others:
+        chosen = [path for path, other in zip(files, others, strict=True) if other is not True]
+        refs = _numbered(layout, chosen)
+        return Collection(folder, layout, layout.title, refs, left_out=len(files) - len(chosen))
+    if True not in others:
+        raise problems[0]
+    return Collection(folder, layout, build.FORCED, _numbered(layout, files), overruled=True)
 
 
 def sample_files(folder: Path) -> list[Path]:
@@ -220,17 +270,19 @@ def _natural(text: str) -> list[tuple[int, int, str]]:
     return [(0, int(part), "") if part.isascii() and part.isdigit() else (1, 0, part) for part in parts]
 
 
-def _common_layout(
-    folder: Path, files: Sequence[Path], format_id: str | None, request: Request
-) -> tuple[Layout, str]:
-    """The layout that a spread of the files shares."""
+def _spread(files: Sequence[Path]) -> list[Path]:
+    """A dozen of the files, and the last one."""
     step = max(1, len(files) // _PROBES)
+    return [*files[::step][:_PROBES], files[-1]]
+
+
+def _common_layout(folder: Path, files: Sequence[Path], request: Request) -> tuple[Layout, str]:
+    """The layout that a spread of the files shares."""
     seen: dict[str, tuple[Layout, str, Path]] = {}
     problems: list[DrafttraceError] = []
-    for path in [*files[::step][:_PROBES], files[-1]]:
+    for path in _spread(files):
         try:
-            document = open_document(path)
-            layout, why = recognise(document, format_id, request)
+            layout, why = detect(open_document(path), request)
         except DrafttraceError as error:
             problems.append(error)
             continue

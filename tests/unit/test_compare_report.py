@@ -11,7 +11,7 @@ from compare_faults import one_unknown_row
 from compare_world import dumped, make_world, served
 from rich.console import Console
 
-from drafttrace.compare import report_markdown, report_terminal
+from drafttrace.compare import report_html, report_markdown, report_terminal
 from drafttrace.compare.acceptance import parse_expected
 from drafttrace.compare.diff import diff
 from drafttrace.compare.result import Result
@@ -175,3 +175,20 @@ def test_numbers_are_short_and_keep_the_digits_that_matter() -> None:
     assert number(float("nan")) == number(None) == "-"
     assert number(25_000.0) == "2.5e+04" and number(0.0003) == "3.0e-04" and number(0.03127) == "0.0313"
     assert cosine(0.99991234) == "0.999912" and cosine(0.98) == "0.9800" and cosine(1.0) == "1.0000"
+
+
+def test_notes_of_both_sides_stand_in_the_reports_escaped_and_bounded() -> None:
+    """What is odd about a file ("100 rows for 129 tokens") stood in the JSON alone."""
+    left = replace(INCIDENT.left, notes=("rank 0 of 4 ranks",))
+    assert INCIDENT.reference is not None
+    notes = ("100 rows for 129 tokens", HOSTILE * 20, *(f"note {k}" for k in range(20)))
+    found = replace(INCIDENT, left=left, reference=replace(INCIDENT.reference, notes=notes))
+    shown, markdown, page = terminal(found, 160), report_markdown.render(found), report_html.render(found)
+    for text in (shown, markdown, page):
+        assert "note, left: rank 0 of 4 ranks" in text
+        assert "note, reference: 100 rows for 129 tokens" in text
+        assert "reference: 16 more notes" in text and "note, reference: note 5" not in text
+    assert "\x1b" not in shown and "\\x1b" in shown
+    line = next(line for line in markdown.splitlines() if "alert" in line and line.startswith("* note"))
+    assert "<script" not in line and "@someone" not in line and len(line) < 600
+    assert "</details><script>" not in page.split('<script type="application/json"')[0]

@@ -106,6 +106,38 @@ def test_a_doubled_or_lost_first_token_is_no_obstacle(tmp_path: Path) -> None:
     assert find_sample(str(tmp_path), of_tokens([-1, *text_of(5)[1:]])) == 5
 
 
+def half_known(path: Path, tokens: list[int], rows: int = 40) -> None:
+    """A file with fewer ids than state rows: a reader makes the others -1."""
+    states = torch.zeros(rows, 4, 8, dtype=torch.bfloat16)
+    save_file({"hidden_states": states, "token_ids": torch.tensor(tokens)}, path)
+
+
+def test_unknown_tokens_are_no_likeness_of_samples(tmp_path: Path) -> None:
+    """Two samples with 35 unknown tokens each shared these, and the one with the right text lost against both."""
+    folder = tmp_path / "dump"
+    folder.mkdir()
+    for k in range(10):
+        hs_file(folder / f"hs_{k}.safetensors", text_of(k))
+    for k in (20, 21):
+        half_known(folder / f"hs_{k}.safetensors", text_of(4)[:6])
+    half_known(tmp_path / "like.safetensors", text_of(4)[:12])
+    like = open_capture(str(tmp_path / "like.safetensors"))
+    assert len(like.tokens) == 40 and find_sample(str(folder), like) == 4
+    assert find_sample(str(folder), of_tokens(text_of(4))) == 4
+    middle = [*text_of(5)[:14], -1, -1, *text_of(5)[16:]]
+    assert find_sample(str(folder), of_tokens(middle)) == 5
+
+
+@pytest.mark.parametrize("tokens", [[-1] * 30, [-1, -1, *text_of(3)], [*text_of(3)[:3], -1, -1, -1]])
+def test_tokens_that_are_not_known_find_no_sample(tokens: list[int], tmp_path: Path) -> None:
+    for k in range(9):
+        hs_file(tmp_path / f"hs_{k}.safetensors", text_of(k))
+    with pytest.raises(
+        NothingToCompare, match=r"'trace.h5' keeps .* token ids at its start, .* name the sample as .*#0'"
+    ):
+        find_sample(str(tmp_path), of_tokens(tokens))
+
+
 def test_no_sample_and_two_samples(tmp_path: Path) -> None:
     for k in range(9):
         hs_file(tmp_path / f"hs_{k}.safetensors", text_of(k))

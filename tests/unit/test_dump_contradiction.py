@@ -59,9 +59,9 @@ def test_a_number_of_layer_ids_that_the_file_contradicts_is_refused(case: Case, 
 
 def test_a_trace_is_held_against_what_is_said_of_it_as_a_dump_is() -> None:
     assert open_capture(str(TRACE), request=Request(hidden_size=96, layer_ids=(2, 30, 58))).hidden_size == 96
-    with pytest.raises(DrafttraceError, match="--hidden-size is 48, and 'aux/0' of .* is 96 wide; .*give 96"):
+    with pytest.raises(DrafttraceError, match=r"--hidden-size is 48, and 'aux/0' of .* is 96 wide; .*give 96"):
         open_capture(str(TRACE), request=Request(hidden_size=48))
-    with pytest.raises(DrafttraceError, match="2 layer ids are given .2, 30. where .* has 3 slots"):
+    with pytest.raises(DrafttraceError, match=r"2 layer ids are given .2, 30. where .* has 3 slots"):
         open_numbered(str(TRACE), request=Request(layer_ids=(2, 30)))
 
 

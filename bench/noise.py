@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -20,10 +21,13 @@ import numpy as np
 import numpy.typing as npt
 
 from drafttrace.tracer.capture import Capture
+from drafttrace.tracer.errors import DrafttraceError
 from drafttrace.tracer.open import open_capture
 from drafttrace.tracer.reference import make_reference
 
 ROOT = Path(__file__).resolve().parents[1]
+if str(ROOT) not in sys.path:
+    sys.path.append(str(ROOT))  # run as a file, only bench/ is on the path, and `pairs` is no installed package
 Floats = npt.NDArray[np.float32]
 
 
@@ -79,7 +83,7 @@ def measure(name: str, setting: Setting, scratch: Path) -> list[Noise]:
     trace = open_capture(str(ROOT / "traces" / setting.trace))
     length = trace.prompt_length
     if length is None:
-        raise SystemExit(f"{setting.trace} does not say how long its prompt is; record it again")
+        raise DrafttraceError(f"{setting.trace} does not say how long its prompt is; record it again.")
     tokens = np.asarray(trace.tokens[:length], np.int64)
     made: dict[str, Capture] = {}
     for dtype in ("bf16", "fp32"):
@@ -109,24 +113,57 @@ def measure(name: str, setting: Setting, scratch: Path) -> list[Noise]:
     return found
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pair", choices=SETTINGS, action="append")
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+def unwritable(path: Path) -> str | None:
+    """Why a file cannot be written there, None where it can. Nothing is made, and nothing overwritten."""
+    if path.is_dir():
+        return "that is a folder"
+    if not path.absolute().parent.is_dir():
+        return f"there is no folder {path.absolute().parent}"
+    if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+        return "it cannot be written"
+    return None
+
+
+def measure_all(names: Iterable[str]) -> tuple[list[Noise], list[str]]:
+    """The noise of these pairs, and one sentence for every pair that could not be measured."""
     found: list[Noise] = []
-    with tempfile.TemporaryDirectory() as scratch:
-        for name in options.pair or SETTINGS:
-            found += measure(name, SETTINGS[name], Path(scratch))
+    failed: list[str] = []
+    for name in names:
+        with tempfile.TemporaryDirectory() as scratch:
+            try:
+                found += measure(name, SETTINGS[name], Path(scratch))
+            except (DrafttraceError, OSError) as error:
+                failed.append(f"{name} was left out: {error}")
+    return found, failed
+
+
+def show(found: Iterable[Noise]) -> None:
+    """A table of them."""
     print("relative L2 (medians)      SGLang/HF  bf16/fp32  next boundary  its cosine      norm  row 0 / median")
     for n in found:
         print(
             f"{n.pair:<12} B{n.boundary:<12} {n.served:9.4f}  {n.dtype:9.4f}  {n.next_boundary:13.4f}  "
             f"{n.next_cosine:10.4f}  {n.norm:8.4g}  {n.row0:14.1f}"
         )
-    if options.json:
+
+
+def main() -> int:
+    """Measure and print; 2 where a pair could not be measured or the file cannot be written."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pair", choices=SETTINGS, action="append")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    why = unwritable(options.json) if options.json is not None else None
+    if why is not None:
+        parser.error(f"--json {options.json}: {why}; give a file in a folder that can be written.")
+    found, failed = measure_all(options.pair or SETTINGS)
+    if found:
+        show(found)
+    for sentence in failed:
+        print(sentence, file=sys.stderr)
+    if options.json and found:
         options.json.write_text(json.dumps([asdict(n) for n in found], indent=1) + "\n")
-    return 0
+    return 2 if failed else 0
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,13 @@ import numpy as np
 import torch
 
 from drafttrace.compare.draft_config import DraftConfig
-from drafttrace.compare.draft_weights import DraftWeights, expected_shapes, slots_of_fc
+from drafttrace.compare.draft_weights import (
+    VOCABULARY_MAPS,
+    DraftWeights,
+    expected_shapes,
+    slots_of_fc,
+    split_fused,
+)
 from drafttrace.compare.replay.model import DraftModel
 from drafttrace.compare.replay.switches import ABSOLUTE, OWN, Switches
 from drafttrace.compare.target_parts import TargetParts
@@ -23,13 +30,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Replayer:
-    """A loaded draft with what it needs of its target."""
+    """A loaded draft with what it needs of its target.
+
+    unread: tensors of the checkpoint that the forward leaves out, as SGLang does, because the config does not ask for
+    them. unserved: biases that the config asks for and SGLang's draft classes do not have.
+    """
 
     config: DraftConfig
     weights: DraftWeights
     parts: TargetParts
     model: DraftModel
     d2t: Ints | None
+    unread: tuple[str, ...] = ()
+    unserved: tuple[str, ...] = ()
 
     @property
     def draft_vocabulary(self) -> int:
@@ -117,7 +130,8 @@ def load_replayer(config: DraftConfig, weights: DraftWeights, parts: TargetParts
         )
     loaded = _tensors(weights)
     _split_fused(loaded, config)
-    for name, wanted in expected_shapes(config, slots).items():
+    shapes = _read_shapes(config, slots, loaded)
+    for name, wanted in shapes.items():
         if name.endswith(".hidden_norm.weight") and not name.startswith("layers.0.") and name not in loaded:
             wanted_name = name.replace("hidden_norm", "input_layernorm")
             if wanted_name in loaded:
@@ -138,7 +152,48 @@ def load_replayer(config: DraftConfig, weights: DraftWeights, parts: TargetParts
             "export the draft's head again."
         )
     d2t = _map(weights, head[0])
-    return Replayer(config, weights, parts, DraftModel(config, loaded, slots, longest), d2t)
+    loaded = {name: tensor for name, tensor in loaded.items() if name in shapes or name == "lm_head.weight"}
+    return Replayer(
+        config,
+        weights,
+        parts,
+        DraftModel(config, loaded, slots, longest),
+        d2t,
+        unread=_unread(weights, shapes),
+        unserved=tuple(name for name in shapes if name.endswith(_UNSERVED)),
+    )
+
+
+_MLP_BIAS = {"gate_proj": "intermediate_size", "up_proj": "intermediate_size", "down_proj": "hidden_size"}
+_UNSERVED = tuple(f"{name}.bias" for name in ("q_proj", "k_proj", "v_proj", *_MLP_BIAS))
+"""SGLang's EAGLE-3 classes build these projections without a bias, whatever the config says (llama_eagle3.py)."""
+
+
+def _read_shapes(config: DraftConfig, slots: int, loaded: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
+    """Every tensor that the forward reads: what the config asks for, and norms that are there without being asked for."""
+    shapes = expected_shapes(config, slots)
+    for layer in range(config.layers):
+        if config.mlp_bias:
+            shapes |= {f"layers.{layer}.mlp.{k}.bias": (getattr(config, size),) for k, size in _MLP_BIAS.items()}
+        shapes |= _if_there(f"layers.{layer}.input_layernorm.weight", (config.hidden_size,), loaded)
+    shapes |= _if_there("input_norm.weight", (slots * config.slot_width,), loaded)
+    if "fc_norm.0.weight" in loaded:
+        shapes |= {f"fc_norm.{k}.weight": (config.slot_width,) for k in range(slots)}
+    return shapes
+
+
+def _if_there(name: str, shape: tuple[int, ...], loaded: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: shape} if name in loaded else {}
+
+
+def _unread(weights: DraftWeights, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
+    """Tensors that nothing reads, by canonical name; rope tables are left out, for every config gives them again."""
+    known = {*shapes, *VOCABULARY_MAPS, "lm_head.weight", "embed_tokens.weight"}
+    return tuple(
+        name
+        for name in weights.names
+        if not any(part in known for part in split_fused(name)) and not name.endswith(".inv_freq")
+    )
 
 
 def _map(weights: DraftWeights, rows: int) -> Ints | None:

@@ -78,6 +78,8 @@ def open_bench(
 def name_slots(subject: Subject, captures: Sequence[Capture], slots_are: Sequence[int] | None) -> list[Capture]:
     """The captures with boundaries for slots that their files leave open: by value for B0, else as the user says."""
     found = []
+    if slots_are is not None:
+        _check_boundaries("--slots-are", slots_are, subject)
     for capture in captures:
         if slots_are is not None and len(slots_are) != len(capture.slots):
             raise DrafttraceError(
@@ -95,6 +97,17 @@ def name_slots(subject: Subject, captures: Sequence[Capture], slots_are: Sequenc
             slots.append(replace(slot, boundary=boundary, source=source))
         found.append(replace(capture, slots=tuple(slots)))
     return found
+
+
+def _check_boundaries(option: str, wiring: Sequence[int], subject: Subject) -> None:
+    """Raise DrafttraceError where a wiring names a boundary that the target does not have."""
+    layers = subject.target.layers
+    outside = [k for k in wiring if not 0 <= k <= layers]
+    if outside:
+        raise DrafttraceError(
+            f"{option} {keys_name(list(wiring))} names {key_name(outside[0])}, and the target has {layers} layers; name "
+            f"boundaries from B0 to B{layers}."
+        )
 
 
 def undeclared(captures: Sequence[Capture]) -> list[str]:
@@ -167,6 +180,7 @@ def plan_wirings(subject: Subject, bench: Bench, given: Sequence[Sequence[int]])
                 f"--wiring {keys_name(list(wiring))} names {len(wiring)} boundaries, the draft's fc reads {slots} slots; "
                 "name as many."
             )
+        _check_boundaries("--wiring", wiring, subject)
         add(tuple(wiring), "given")
     first = bench.texts[0].file_wiring
     if len(first) >= slots and all(text.file_wiring == first for text in bench.texts):

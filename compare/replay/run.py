@@ -24,6 +24,7 @@ from drafttrace.compare.replay.findings import (
     wiring_findings,
 )
 from drafttrace.compare.replay.live import LiveComparison, compare_live, draft_steps
+from drafttrace.compare.replay.material import broken_findings, token_remarks, unread_findings
 from drafttrace.compare.replay.prepare import (
     Bench,
     likely_wirings,
@@ -85,7 +86,9 @@ def replay(
     subject, notes, _ = gather(target_dir, draft_dir, version=sglang_version)
     with torch.inference_mode(), _threads(subject.draft.hidden_size):
         bench = open_bench(subject, name_slots(subject, given, slots_are), count, ignore_switches, search_wirings)
-        notes += [remark for text in bench.texts for remark in text.notes] + undeclared(bench.captures)
+        for text in bench.texts:
+            notes += [*text.notes, *token_remarks(text, bench.replayer.parts.vocabulary)]
+        notes += undeclared(bench.captures)
         plan = plan_wirings(subject, bench, wirings)
         made = _Maker(subject, bench, plan, progress)
         made.score_named()
@@ -234,6 +237,8 @@ class _Maker:
 
     def _named(self) -> Iterator[Finding]:
         wiring, served = self.reference(), self._server_wiring()
+        yield from broken_findings(self._bench.whole, [key for w in self._scored for key in w])
+        yield from unread_findings(self._bench.replayer.unread, self._bench.replayer.unserved)
         if wiring is None:
             return
         best = self._scored[wiring].score

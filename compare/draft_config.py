@@ -132,7 +132,7 @@ class DraftConfig:
 def read_draft_config(folder: Path) -> DraftConfig:
     """The config of the draft in ``folder``. Raises UnreadableFile where it is absent, damaged or no draft's."""
     path = folder / "config.json"
-    if not path.is_file():
+    if not path.exists():
         raise UnreadableFile(f"{folder} has no config.json; give the folder of the draft model.")
     return parse_draft_config(read_json(path), path)
 

@@ -45,29 +45,31 @@ def parse_wiring(text: str) -> tuple[int, ...]:
     return tuple(parse_boundary(part) for part in text.strip().strip("[]").split(","))
 
 
-def check_wiring(wiring: Sequence[int], *, n: int, hidden: int, width: int | None) -> None:
+def check_wiring(
+    wiring: Sequence[int], *, n: int, hidden: int, width: int | None, option: str = "--wiring"
+) -> None:
     """Raise WrongWiring where a target of ``n`` layers cannot hand over ``wiring``, or a draft cannot read it.
 
     hidden: how wide a slot is. width: columns of the draft's ``fc``; None where they are not known. A boundary that is
-    not there, one named twice, and slots that do not fill ``fc`` are refused.
+    not there, one named twice, and slots that do not fill ``fc`` are refused. option: what the user calls it.
     """
     name = wiring_name(wiring)
     beyond = [k for k in wiring if not 0 <= k <= n]
     if beyond:
         raise WrongWiring(
-            f"--wiring {name} names B{beyond[0]}, but the target has {n} layers; name boundaries from B0 to B{n}."
+            f"{option} {name} names B{beyond[0]}, but the target has {n} layers; name boundaries from B0 to B{n}."
         )
     twice = [k for i, k in enumerate(wiring) if k in wiring[:i]]
     if twice:
-        raise WrongWiring(f"--wiring {name} names B{twice[0]} twice; name one boundary per slot, each once.")
+        raise WrongWiring(f"{option} {name} names B{twice[0]} twice; name one boundary per slot, each once.")
     if width is not None and len(wiring) * hidden != width:
         if width % hidden:
             raise WrongWiring(
-                f"--wiring {name} gives slots of {hidden} columns, and the draft's fc with its {width} columns takes no "
+                f"{option} {name} gives slots of {hidden} columns, and the draft's fc with its {width} columns takes no "
                 "whole number of them; give the draft that was trained for this target."
             )
         raise WrongWiring(
-            f"--wiring {name} gives {len(wiring)} slots of {hidden} columns, but the draft's fc takes {width} columns; "
+            f"{option} {name} gives {len(wiring)} slots of {hidden} columns, but the draft's fc takes {width} columns; "
             f"name {width // hidden} boundaries."
         )
 

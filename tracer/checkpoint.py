@@ -94,6 +94,7 @@ class TensorInfo:
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file. Raises UnreadableFile for anything that is none."""
+    _refuse_special(path)
     try:
         value = json.loads(path.read_text("utf-8"))
     except OSError as error:
@@ -105,12 +106,20 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+def _refuse_special(path: Path) -> None:
+    """A pipe would be waited for without end, a device read without end."""
+    if path.exists() and not path.is_file():
+        kind = "a folder" if path.is_dir() else "a device or pipe"
+        raise UnreadableFile(f"{path} is {kind} and no file; put the model's own file there.")
+
+
 def read_header(path: Path) -> dict[str, TensorInfo]:
     """Every tensor of one safetensors file, by name, in the order of the header.
 
     Raises UnreadableFile where the header is no header, names a type or range that cannot be, leaves holes or
     overlaps, or where the file's length is not what the header says (a download that was cut off).
     """
+    _refuse_special(path)
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -355,6 +364,7 @@ def _load_torch(path: Path) -> dict[str, Any]:
     """The tensors of a ``.bin`` file, memory-mapped, without executing anything in it."""
     import torch
 
+    _refuse_special(path)
     try:
         value = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # torch raises half a dozen types for a damaged or unsafe file

@@ -9,18 +9,21 @@ from typing import Any
 
 from drafttrace.compare.audit.config_checks import config_findings
 from drafttrace.compare.audit.conventions import Convention, sglang, sglang_reader, trainer, vllm
-from drafttrace.compare.audit.evidence_checks import dump_findings, dump_wiring, live_algorithm, server_findings
+from drafttrace.compare.audit.evidence_checks import dump_findings, dump_wiring
 from drafttrace.compare.audit.fix import planned_changes
 from drafttrace.compare.audit.result import CheckResult, ReadingRow
+from drafttrace.compare.audit.roles import refuse_draft_as_target, refuse_no_draft
+from drafttrace.compare.audit.server_checks import live_algorithm, refuse_other_model, server_findings, server_notes
+from drafttrace.compare.audit.sglang_rules import ALGORITHMS
 from drafttrace.compare.audit.subject import Subject
-from drafttrace.compare.audit.target_config import read_target_config
+from drafttrace.compare.audit.target_config import TargetConfig, read_target_config
 from drafttrace.compare.audit.vocab_checks import decoded_samples, vocabulary_findings, vocabulary_map
 from drafttrace.compare.audit.weight_checks import tensor_reports, weight_findings
 from drafttrace.compare.audit.wiring_checks import wiring_findings
-from drafttrace.compare.draft_config import read_draft_config
-from drafttrace.compare.draft_weights import draft_weights
+from drafttrace.compare.draft_config import DraftConfig, read_draft_config
+from drafttrace.compare.draft_weights import DraftWeights, draft_weights
 from drafttrace.compare.result import Finding
-from drafttrace.tracer.boundary import wiring_name
+from drafttrace.tracer.boundary import check_wiring, wiring_name
 from drafttrace.tracer.capture import Capture
 from drafttrace.tracer.checkpoint import Checkpoint, open_checkpoint
 from drafttrace.tracer.errors import DrafttraceError, UnreadableFile
@@ -45,9 +48,14 @@ def check(
     dump: a training dump, or some of its samples, whose wiring then counts as the trained one. url_health: the answer of
     a live server's ``/drafttrace/health``. sglang_version: audit for that release by the built-in table instead of the
     installed one. hash_weights: read every tensor of the draft whole and hash it. trained: the wiring of training, if the
-    user knows it. Raises UnreadableFile for folders that cannot be audited and DrafttraceError for a version that is none.
+    user knows it. Raises UnreadableFile for folders that cannot be audited, and DrafttraceError for a version or
+    an algorithm that is none, a wiring that cannot be, folders in each other's place, and a server of another model.
     """
     began = time.perf_counter()
+    if algorithm is not None and algorithm.upper() not in ALGORITHMS:
+        raise DrafttraceError(
+            f"'{algorithm}' is no speculative algorithm of SGLang; name one of {', '.join(ALGORITHMS)}."
+        )
     dumps = [dump] if isinstance(dump, Capture) else list(dump or ())
     subject, notes, hows = gather(target_dir, draft_dir, dumps, url_health, sglang_version, trained, algorithm)
     reports = tensor_reports(subject, hash_weights)
@@ -58,6 +66,7 @@ def check(
         findings += dump_findings(subject, one, *how)
     if url_health is not None:
         findings += server_findings(subject, url_health)
+        notes += server_notes(subject, url_health)
     live = url_health.get("wiring") if url_health is not None else None
     boundaries = live.get("boundaries") if isinstance(live, dict) else None
     return CheckResult(
@@ -96,9 +105,16 @@ def gather(
 
     Arguments and errors as :func:`check`.
     """
-    target, draft = read_target_config(target_dir), read_draft_config(draft_dir)
+    target = read_target_config(target_dir)
+    refuse_draft_as_target(target, draft_dir)
+    draft = read_draft_config(draft_dir)
     notes: list[str] = []
     weights = draft_weights(open_checkpoint(draft_dir))
+    refuse_no_draft(draft, weights)
+    if health is not None:
+        refuse_other_model(target, health)
+    if trained is not None:
+        _refuse_wrong_trained(trained, target, draft, weights)
     target_weights = _target_weights(target_dir, notes)
     if version is None and health is not None and isinstance(health.get("sglang_version"), str):
         version = health["sglang_version"]
@@ -112,11 +128,27 @@ def gather(
     hows = [_wiring_of(dump, target_weights, target.embed_scale) for dump in dumps]
     if wiring is None and dumps:
         wiring, by = _agreed(dumps, hows, notes)
+        beyond = [k for k in wiring or () if k > target.layers]
+        if beyond:
+            raise DrafttraceError(
+                f"The slots of {by} are {wiring_name(wiring or ())}, but the target has {target.layers} layers and no "
+                f"B{beyond[0]}; give the target that the dump was made with, or its slots with --boundaries."
+            )
     n = target.layers
     readings: tuple[Convention, ...] = (trainer(draft, n), vllm(draft, n), sglang(draft, n, reader))
     algorithm = algorithm or live_algorithm(health)
     subject = Subject(target, draft, target_weights, weights, reader, readings, wiring, by, algorithm)
     return subject, notes, hows
+
+
+def _refuse_wrong_trained(
+    trained: Sequence[int], target: TargetConfig, draft: DraftConfig, weights: DraftWeights
+) -> None:
+    """The rule of ``serve --wiring``. A draft of another target's width has its own fault, so its fc does not count."""
+    shape = weights.shape("fc.weight")
+    fits = shape is not None and len(shape) == 2 and draft.slot_width == target.hidden_size
+    width = shape[1] if fits and shape is not None else None
+    check_wiring(trained, n=target.layers, hidden=target.hidden_size, width=width, option="--trained")
 
 
 def _wiring_of(dump: Capture, target: Checkpoint | None, scale: float) -> Wiring:

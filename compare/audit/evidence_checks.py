@@ -1,14 +1,12 @@
-"""What a training dump and a live server say about the wiring, beside what the configs say."""
+"""What a training dump says about the wiring, beside what the configs say."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from drafttrace.compare.audit.subject import Subject, fault, note
-from drafttrace.compare.audit.wiring_checks import wiring_remedy
 from drafttrace.compare.result import Finding
 from drafttrace.tracer.boundary import wiring_name
 from drafttrace.tracer.capture import Capture
@@ -59,6 +57,39 @@ def _is_embedding(dump: Capture, k: int, target: Checkpoint | None, scale: float
     return bool(np.linalg.norm(held - table) <= _SAME * np.linalg.norm(table))
 
 
+def _last_findings(subject: Subject, dump: Capture, by_value: Sequence[int | None]) -> Iterator[Finding]:
+    """The dump's last state is a boundary below n: by value where it equals a slot, else as the file declares."""
+    last, n = dump.last, subject.target.layers
+    if last is None:
+        return
+    same = next((k for k in range(len(dump.slots)) if _equal(dump, k)), None)
+    below = by_value[same] if same is not None else last.boundary
+    if below is None or below >= n:
+        return
+    proof = f"its rows are those of slot {same}" if same is not None else "as the file says"
+    yield (fault if same is not None else note)(
+        "last-not-last",
+        0.97 if same is not None else 0.7,
+        f"The dump's last entry '{last.name}' is {wiring_name([below])} ({proof}), not the state after the last layer "
+        f"({wiring_name([n])}): training targets made from it are wrong.",
+        f"If the trainer computes its targets from this entry, dump {wiring_name([n])} too; if they come from elsewhere, "
+        "nothing needs to change.",
+        {"boundary": below, "layers": n, "slot": same, "declared": last.boundary},
+    )
+
+
+def _equal(dump: Capture, k: int) -> bool:
+    """Whether the last state holds the very rows of slot k."""
+    assert dump.last is not None
+    one, two = dump.slots[k].rows, dump.last.rows
+    count = min(len(one), len(two))
+    if count == 0 or one.width != two.width:
+        return False
+    rows = np.unique(np.linspace(0, count - 1, _ROWS).astype(np.int64))
+    held = one.take(rows)
+    return bool(held.any() and np.array_equal(held, two.take(rows)))
+
+
 def dump_findings(
     subject: Subject, dump: Capture, by_value: Sequence[int | None], how: Sequence[str]
 ) -> Iterator[Finding]:
@@ -91,54 +122,4 @@ def dump_findings(
             "Training fed fc with other slots than the dump lists: find out with drafttrace replay --search.",
             {"dump": len(dump.slots), "fc": subject.fc_slots},
         )
-
-
-def server_findings(subject: Subject, health: Mapping[str, Any]) -> Iterator[Finding]:
-    """Where the live server does something else than the configs on disk say."""
-    block = health.get("wiring")
-    live = _integers(block.get("boundaries")) if isinstance(block, dict) else None
-    wanted = subject.trained if subject.trained is not None else subject.served.wiring
-    if live is not None and wanted is not None and live != wanted:
-        source = block.get("source") if isinstance(block, dict) else None
-        against = f"training used {wiring_name(wanted)} ({subject.trained_by})"
-        if subject.trained is None:
-            against = f"these configs would give {wiring_name(wanted)}"
-        yield fault(
-            "wrong-boundary",
-            0.95,
-            f"The live server hands over {wiring_name(live)} ({source}); {against}.",
-            f"Restart the server with this config: {wiring_remedy(subject, wanted)}",
-            {"live": list(live), "expected": list(wanted), "source": source},
-        )
-    reverted = block.get("reverted_pr") if isinstance(block, dict) else None
-    if reverted is not None:
-        yield fault(
-            "unexplained",
-            0.9,
-            f"The live server runs with SGLANG_DEBUG_REVERT_PR={reverted}, which puts the bug back that this pull request "
-            "of SGLang fixed.",
-            "Unset SGLANG_DEBUG_REVERT_PR where the server is started, and restart it.",
-            {"reverted_pr": reverted},
-        )
-    version = health.get("sglang_version")
-    if isinstance(version, str) and subject.reader is not None and version != subject.reader.version:
-        yield note(
-            "boundary-offset",
-            0.3,
-            f"The live server runs SGLang {version}, this audit read the ids as {subject.reader.version} does.",
-            f"Run the check with --sglang-version {version}.",
-            {"live": version, "audited": subject.reader.version},
-        )
-
-
-def live_algorithm(health: Mapping[str, Any] | None) -> str | None:
-    """The speculative algorithm that a live server reports."""
-    block = health.get("wiring") if health is not None else None
-    value = block.get("algorithm") if isinstance(block, dict) else None
-    return value if isinstance(value, str) else None
-
-
-def _integers(value: object) -> tuple[int, ...] | None:
-    if isinstance(value, list) and value and all(type(k) is int for k in value):
-        return tuple(value)
-    return None
+    yield from _last_findings(subject, dump, by_value)

@@ -106,6 +106,9 @@ _EMBED_SINCE: dict[str, Version] = {
 }
 """Releases before these add a residual that is None at layer 0: asking for B0 stops the server with a TypeError."""
 
+ALGORITHMS = ("EAGLE3", "EAGLE", "NEXTN", "STANDALONE", "NGRAM", "DFLASH", "DSPARK", "UNO", "FROZEN_KV_MTP", "NONE")
+"""Names that ``--speculative-algorithm`` takes in these releases, in either case; only the first one runs ``fc``."""
+
 
 @dataclass(frozen=True)
 class Capability:
@@ -170,6 +173,12 @@ def capability(architecture: str, version: str) -> Capability | None:
         source=f"built-in table for SGLang {FIRST_VERSION} to {LAST_VERSION}",
         exact=inside,
     )
+
+
+def embed_since(architecture: str) -> str | None:
+    """The first release in which a class can capture B0; None where that is not known."""
+    since = _EMBED_SINCE.get(architecture)
+    return None if since is None else ".".join(map(str, since))
 
 
 def _rule(architecture: str, at: Version) -> IdRule | None:

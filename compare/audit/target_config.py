@@ -42,7 +42,7 @@ class TargetConfig:
 def read_target_config(folder: Path) -> TargetConfig:
     """The config of the target in ``folder``. Raises UnreadableFile where it is absent, damaged or no model's."""
     path = folder / "config.json"
-    if not path.is_file():
+    if not path.exists():
         raise UnreadableFile(f"{folder} has no config.json; give the folder of the target model.")
     return parse_target_config(read_json(path), path)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from drafttrace.compare.audit.sglang_rules import embed_since
 from drafttrace.compare.audit.subject import Subject, fault, note
 from drafttrace.compare.draft_config import NESTED, SPECULATORS
 from drafttrace.compare.result import Finding
@@ -17,6 +18,7 @@ def wiring_findings(subject: Subject) -> Iterator[Finding]:
     if subject.reader is None:
         yield _no_capture(subject)
         return
+    yield from _embedding(subject)
     yield from _lost_slots(subject)
     trained, by = subject.trained, subject.trained_by
     if trained is None and subject.draft.project == SPECULATORS and subject.draft.layer_ids is not None:
@@ -55,7 +57,13 @@ def wiring_remedy(subject: Subject, wanted: Sequence[int]) -> str:
             f"fc.weight to ascending boundaries, or start the server with {serve}."
         )
     if reader.embed is False and 0 in wanted:
-        return f"{where} cannot capture B0: upgrade SGLang, or start the server with {serve}."
+        since = embed_since(reader.architecture)
+        upgrade = f"upgrade SGLang to {since} or newer" if since else "upgrade SGLang"
+        asks = 0 in reader.read(subject.served.ids, n)
+        drop = (
+            f"take the list with B0 out of {subject.draft.path.name} (the class fails on it) and " if asks else ""
+        )
+        return f"{where} cannot capture B0: {upgrade}, or {drop}start the server with {serve}."
     return f"No list of ids makes {where} capture {name}; start the server with {serve}."
 
 
@@ -67,6 +75,39 @@ def _no_capture(subject: Subject) -> Finding:
         "Serve a release or a target class that has set_eagle3_layers_to_capture.",
         {"architecture": subject.target.architecture},
     )
+
+
+def _embedding(subject: Subject) -> Iterator[Finding]:
+    """B0 asked for where the class adds a residual that is None at layer 0: the server stops at its first pass."""
+    ids, reader = subject.served.ids, subject.reader
+    if ids is None or reader is None or reader.embed is True:
+        return
+    asked = reader.read(ids, subject.target.layers)
+    if 0 not in asked:
+        return
+    where = f"{reader.architecture} in {subject.served.who}"
+    evidence = {"ids": list(ids), "asked": list(asked), "class": reader.architecture, "version": reader.version}
+    if reader.embed is False:
+        yield fault(
+            "fc-not-called",
+            0.96,
+            f"The ids {list(ids)} ask for B0, which {where} cannot capture: the server stops with a TypeError at its "
+            "first pass, before fc runs.",
+            wiring_remedy(subject, subject.trained if subject.trained is not None else tuple(sorted(set(asked)))),
+            evidence,
+            (0,),
+        )
+    else:
+        yield note(
+            "fc-not-called",
+            0.3,
+            f"The ids {list(ids)} ask for B0; whether {where} can capture it is not known (some classes stop with a "
+            "TypeError).",
+            "Start the server once and look at [B0] with drafttrace record; if it stops, drafttrace serve --wiring hands "
+            "B0 over without asking the class.",
+            evidence,
+            (0,),
+        )
 
 
 def _lost_slots(subject: Subject) -> Iterator[Finding]:

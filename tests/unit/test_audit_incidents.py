@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import io
 import json
+import os
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -42,8 +45,9 @@ from drafttrace.compare.audit.check import check
 from drafttrace.compare.audit.fix import fix
 from drafttrace.compare.audit.installed import installed_version
 from drafttrace.compare.audit.result import CheckResult
+from drafttrace.compare.audit.sglang_rules import ALGORITHMS
 from drafttrace.compare.result import FAULT, NOTE
-from drafttrace.tracer.capture import Capture, RowTable, Slot
+from drafttrace.tracer.capture import Capture, LastState, Norm, RowTable, Slot
 from drafttrace.tracer.errors import DrafttraceError, OutputExists, UnreadableFile
 from drafttrace.tracer.rows import ArrayRows, DType
 
@@ -194,6 +198,53 @@ CASES = [
         served=(3, 31),
         faults=("slot-count", "slot-shift"),
         remedy="cannot capture B0",
+    ),
+    Case(
+        "the embedding asked for by id, on a Llama release that cannot capture it",
+        specforge([-1, 2, 8]),
+        version="0.5.20",
+        trained=(0, 3, 9),
+        faults=("fc-not-called",),
+        remedy="upgrade SGLang to 0.5.22 or newer, or take the list with B0 out of config.json",
+    ),
+    Case(
+        "the same where nothing says what training used",
+        specforge([-1, 2, 8]),
+        version="0.5.20",
+        faults=("fc-not-called",),
+        remedy="drafttrace serve --wiring B0,B3,B9",
+    ),
+    Case(
+        "the embedding asked for by id, on a DeepSeek release that cannot capture it",
+        specforge([0, 3, 31]),
+        dict(DEEPSEEK_TARGET),
+        "0.5.13",
+        trained=INCIDENT,
+        faults=("fc-not-called",),
+        remedy="upgrade SGLang to 0.5.14 or newer",
+    ),
+    Case(
+        "the embedding asked for by id, on a release that can",
+        specforge([-1, 2, 8]),
+        version="0.5.22",
+        trained=(0, 3, 9),
+        served=(0, 3, 9),
+    ),
+    Case(
+        "the embedding asked for by id, on a class of which it is not known",
+        specforge([-1, 2, 8]),
+        {**LLAMA_TARGET, "architectures": ["Qwen3ForCausalLM"]},
+        trained=(0, 3, 9),
+        served=(0, 3, 9),
+        notes=("fc-not-called",),
+    ),
+    Case(
+        "Llama ids that were meant as boundaries",
+        specforge([2, 16, 29]),
+        trained=(2, 16, 29),
+        served=(3, 17, 30),
+        faults=("boundary-offset",),
+        remedy=NESTED_LINE + "[1, 15, 28]}",
     ),
     Case(
         "gpt-oss ids with the final boundary",
@@ -585,6 +636,34 @@ def test_a_dump_decides_by_value_before_it_is_believed(tmp_path: Path) -> None:
     assert "slot-count" in {f.id for f in found.findings}
 
 
+def test_a_dump_tells_a_boundary_offset_on_a_llama_class(tmp_path: Path) -> None:
+    target = write_target(tmp_path / "target")
+    draft = write_draft(tmp_path / "draft", specforge([2, 16, 29]))
+    noise = list(np.random.default_rng(0).normal(size=(3, 40, HIDDEN)))
+    dump = dump_of(noise, np.arange(40, dtype=np.int64), [2, 16, 29])
+    (found,) = check(target, draft, sglang_version="0.5.23", dump=dump).faults
+    assert found.id == "boundary-offset" and found.slots == (0, 1, 2) and "[1, 15, 28]" in found.remedy
+
+
+def test_a_last_state_that_is_not_the_last_is_told_from_the_dump_alone(tmp_path: Path) -> None:
+    target = write_target(tmp_path / "target")
+    draft = write_draft(tmp_path / "draft", specforge(CANONICAL))
+    noise = list(np.random.default_rng(0).normal(size=(4, 40, HIDDEN)))
+    plain = dump_of(noise[:3], np.arange(40, dtype=np.int64), [2, 16, 29])
+
+    def audited(rows: np.ndarray, boundary: int | None) -> CheckResult:
+        held = ArrayRows(np.ascontiguousarray(rows, np.float32), DType.FP32)
+        last = LastState("last", held, Norm.PRE, "test", boundary)
+        return check(target, draft, sglang_version="0.5.23", dump=dataclasses.replace(plain, last=last))
+
+    (by_value,) = audited(noise[2], None).faults
+    assert by_value.id == "last-not-last" and "slot 2" in by_value.summary and "dump [B32]" in by_value.remedy
+    declared = audited(noise[3], 31)
+    assert declared.exit_code == 0 and [f.id for f in declared.findings] == ["last-not-last"]
+    for boundary in (None, 32):
+        assert not audited(noise[3], boundary).findings
+
+
 def test_samples_of_a_dump_decide_where_they_agree(tmp_path: Path) -> None:
     """A folder of several samples was asked for a number, though they all say the same."""
     target = write_target(tmp_path / "target")
@@ -652,6 +731,126 @@ def test_the_live_server_is_compared_with_the_configs(tmp_path: Path) -> None:
         "fc-not-called"
     }
     assert check(target, draft, url_health={"wiring": None, "sglang_version": "0.5.12"}).sglang_version == "0.5.12"
+
+
+def override_of(wiring: list[int]) -> dict[str, Any]:
+    block = {"boundaries": wiring, "source": "override", "algorithm": "EAGLE3"}
+    return {"sglang_version": "0.5.23", "wiring": block}
+
+
+def test_a_proven_override_is_not_advised_away(tmp_path: Path) -> None:
+    """`check --url` said to restart with the config, which is what the override had cured."""
+    target = write_target(tmp_path / "target", DEEPSEEK_TARGET)
+    draft = write_draft(tmp_path / "draft", specforge([2, 30, 58]))
+    health = override_of([0, 3, 31])
+    (found,) = check(target, draft, sglang_version="0.5.23", url_health=health).faults
+    assert "[B0, B3, B31], as its --wiring says (source: override)" in found.summary
+    assert "the config says another wiring, [B2, B30, B58]" in found.summary
+    assert NESTED_LINE + "[0, 3, 31]}" in found.remedy and "[2, 30, 58]" not in found.remedy
+    assert "Restart the server with this config" not in found.remedy and found.confidence < 0.95
+    # where no ids give it, the advice is to keep the override
+    (kept,) = check(target, draft, sglang_version="0.5.23", url_health=override_of([31, 3, 0])).faults
+    assert "keep --wiring" in kept.remedy
+    # training is known and the override is another one
+    wrong = check(target, draft, sglang_version="0.5.23", url_health=override_of([1, 3, 31]), trained=INCIDENT)
+    assert any("Restart the server with --wiring B0,B3,B31" in f.remedy for f in wrong.faults)
+    right = check(target, draft, sglang_version="0.5.23", url_health=health, trained=INCIDENT)
+    assert not any("live server" in f.summary for f in right.findings)
+
+
+def test_a_server_of_another_model_is_told_so(tmp_path: Path) -> None:
+    """Another model's folders gave advice about layer ids."""
+    target, draft = write_target(tmp_path / "target"), write_draft(tmp_path / "draft", specforge(CANONICAL))
+    live = {
+        "path": "/models/kimi",
+        "model_class": "DeepseekV3ForCausalLM",
+        "n": 61,
+        "hidden_size": HIDDEN,
+        "vocab_size": VOCAB,
+    }
+    health = {**override_of([0, 3, 31]), "target": live, "draft": {"path": "/models/kimi-draft"}}
+    with pytest.raises(DrafttraceError) as caught:
+        check(target, draft, sglang_version="0.5.23", url_health=health)
+    for words in (
+        "another model: /models/kimi (DeepseekV3ForCausalLM, 61 layers, 16 wide",
+        "LlamaForCausalLM of 32",
+    ):
+        assert words in str(caught.value)
+    assert "--target /models/kimi --draft /models/kimi-draft" in str(caught.value)
+    same = {**live, "n": 32}
+    fine = check(target, draft, sglang_version="0.5.23", url_health={**override_of([2, 16, 29]), "target": same})
+    assert fine.exit_code == 0 and any("with the class DeepseekV3ForCausalLM" in line for line in fine.notes)
+
+
+def test_wirings_that_cannot_be_are_refused_as_serve_refuses_them(tmp_path: Path) -> None:
+    """`check --trained B0,B99` was taken for a wiring."""
+    target = write_target(tmp_path / "target", DEEPSEEK_TARGET)
+    draft = write_draft(tmp_path / "draft", specforge([2, 30, 58]))
+    for wiring, words in (
+        ((0, 99), r"--trained \[B0, B99\] names B99, but the target has 61 layers"),
+        ((0, 0, 3), "names B0 twice"),
+        ((0, 3), "gives 2 slots of 16 columns, but the draft's fc takes 48"),
+    ):
+        with pytest.raises(DrafttraceError, match=words):
+            check(target, draft, sglang_version="0.5.23", trained=wiring)
+    noise = list(np.random.default_rng(0).normal(size=(3, 40, HIDDEN)))
+    dump = dump_of(noise, np.arange(40, dtype=np.int64), [2, 30, 99])
+    with pytest.raises(DrafttraceError, match="no B99; give the target"):
+        check(target, draft, sglang_version="0.5.23", dump=dump)
+
+
+def test_an_algorithm_that_is_none_is_refused(tmp_path: Path) -> None:
+    """`--algorithm foo` was taken for an algorithm under which fc never runs."""
+    target, draft = write_target(tmp_path / "target"), write_draft(tmp_path / "draft", specforge(CANONICAL))
+    with pytest.raises(
+        DrafttraceError, match="'foo' is no speculative algorithm of SGLang; name one of EAGLE3, EAGLE"
+    ):
+        check(target, draft, sglang_version="0.5.23", algorithm="foo")
+    assert check(target, draft, sglang_version="0.5.23", algorithm="eagle3").exit_code == 0
+    assert check(target, draft, sglang_version="0.5.23", algorithm="nextn").exit_code == 1
+
+
+@pytest.mark.skipif(installed_version() is None, reason="SGLang is not installed here")
+def test_the_listed_algorithms_are_those_of_the_installed_release() -> None:
+    """Read from its source: importing it takes ten seconds."""
+    spec = importlib.util.find_spec("sglang")
+    assert spec is not None and spec.submodule_search_locations
+    text = (Path(spec.submodule_search_locations[0]) / "srt/speculative/spec_info.py").read_text()
+    body = text.split("class SpeculativeAlgorithm", 1)[1].split("@classmethod", 1)[0]
+    assert set(re.findall(r"^    ([A-Z0-9_]+) = auto\(\)", body, re.M)) | {"NEXTN"} == set(ALGORITHMS)
+
+
+def test_swapped_folders_are_one_sentence(tmp_path: Path) -> None:
+    """They were hundreds of faults about the target's tensors."""
+    target, draft = write_target(tmp_path / "target"), write_draft(tmp_path / "draft", specforge(CANONICAL))
+    full = write_target(tmp_path / "full", {**specforge(), "architectures": ["LlamaForCausalLM"]})
+    for given, words in (
+        ((draft, target), "swap --target and --draft"),
+        ((draft, full), "swap --target and --draft"),
+        ((draft, draft), "give the target's folder"),
+        ((target, target), "give the draft's folder"),
+        ((target, full), "give the draft's folder"),
+    ):
+        with pytest.raises(DrafttraceError, match=words):
+            check(*given, sglang_version="0.5.23")
+
+
+@pytest.mark.parametrize("whose", ["target", "draft"])
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_pipe_or_device_in_a_models_folder_is_one_sentence(
+    whose: str, name: str, kind: str, tmp_path: Path
+) -> None:
+    """A pipe was waited for, or said to be absent."""
+    target, draft = write_target(tmp_path / "target"), write_draft(tmp_path / "draft", specforge(CANONICAL))
+    path = (target if whose == "target" else draft) / name
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero")
+    with pytest.raises(UnreadableFile, match="is a device or pipe and no file"):
+        check(target, draft, sglang_version="0.5.23")
 
 
 def test_a_server_that_puts_an_old_bug_back_is_told_so(tmp_path: Path) -> None:

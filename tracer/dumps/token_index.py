@@ -47,7 +47,7 @@ LENGTHS = (
     8192,
 )
 STARTS = (0, 1)
-_VERSION = 2
+_VERSION = 3
 _MULTIPLIER = 6364136223846793005  # Knuth's MMIX generator
 _WORD = (1 << 64) - 1
 
@@ -56,11 +56,14 @@ Hashes = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class Entry:
-    """What is known of one sample without reading it again; length 0 for one that cannot be read."""
+    """What is known of one sample without reading it again; length 0 for one that cannot be read, or has no tokens.
 
-    size: int
-    modified: int
+    stamp: size, time of the content and time of the directory entry of its file, as :func:`_stamp` gives them.
+    """
+
+    stamp: tuple[int, int, int]
     length: int
+    readable: bool
     hashes: Hashes  # [len(STARTS), len(LENGTHS)], 0 where the sample is shorter; all 0 for an unreadable file
 
 
@@ -85,7 +88,19 @@ def find_in(collection: Collection, like: Capture) -> int:
             f"'{like.path}' {held}, too few to find its sample in '{collection.path}' by them; name the sample as "
             f"'{collection.path}#{collection.refs[0].number}'."
         )
-    listed = entries(collection)
+    number, held = _matching(collection, known, like, entries(collection))
+    if not held:
+        # The index is older than the files, whatever their times say.
+        number, held = _matching(collection, known, like, entries(collection, anew=True))
+    if not held:
+        raise NothingToCompare(
+            f"Sample #{number} of '{collection.path}' changes while it is read; wait until the dump is written."
+        )
+    return number
+
+
+def _matching(collection: Collection, known: Ints, like: Capture, listed: list[Entry]) -> tuple[int, bool]:
+    """The number of the sample that an index names, and whether the sample holds the tokens that the index says."""
     wanted = {(start, column): value for start in STARTS for column, value in prefix_hashes(known, start).items()}
     best: dict[int, int] = {}
     for (_start, column), value in wanted.items():
@@ -94,8 +109,8 @@ def find_in(collection: Collection, like: Capture) -> int:
                 best[index] = max(best.get(index, 0), LENGTHS[column])
     if not best:
         raise NothingToCompare(
-            f"None of the {len(listed)} samples of '{collection.path}' starts with the tokens of '{like.path}'; is it "
-            "the dump of the same text, and the same chat template?"
+            f"None of the {len(listed)} samples of '{collection.path}' starts with the tokens of '{like.path}'"
+            f"{_unreadable(collection, listed)}; is it the dump of the same text, and the same chat template?"
         )
     top = max(best.values())
     finalists = [index for index, length in best.items() if length == top]
@@ -106,7 +121,30 @@ def find_in(collection: Collection, like: Capture) -> int:
         raise NothingToCompare(
             f"Samples {numbers} of '{collection.path}' share equally many tokens with '{like.path}'; name one of them."
         )
-    return collection.refs[finalists[0]].number
+    found = collection.refs[finalists[0]]
+    return found.number, _still_holds(collection, found, listed[finalists[0]])
+
+
+def _still_holds(collection: Collection, ref: SampleRef, entry: Entry) -> bool:
+    """Whether a sample holds the tokens that its entry was made of: a copied file may keep its size and times."""
+    try:
+        tokens = sample_tokens(collection, ref)
+    except DrafttraceError:
+        return False
+    return len(tokens) == entry.length and bool((_hashes(tokens) == entry.hashes).all())
+
+
+def _unreadable(collection: Collection, listed: list[Entry]) -> str:
+    """What to say of the files that may hold the sample, and that nobody can read."""
+    broken = [ref for ref, entry in zip(collection.refs, listed, strict=True) if not entry.readable]
+    if not broken:
+        return ""
+    first = f"'{broken[0].file.name}'"
+    return (
+        f" ({first} could not be read)"
+        if len(broken) == 1
+        else f" ({len(broken)} could not be read, first {first})"
+    )
 
 
 def _most_alike(collection: Collection, finalists: list[int], known: Ints) -> list[int]:
@@ -156,10 +194,10 @@ def prefix_hashes(tokens: Ints, start: int) -> dict[int, int]:
     return found
 
 
-def entries(collection: Collection) -> list[Entry]:
-    """One entry per sample, in the collection's order; from the cache where nothing has changed."""
+def entries(collection: Collection, *, anew: bool = False) -> list[Entry]:
+    """One entry per sample, in the collection's order; from the cache where nothing has changed, and not with anew."""
     cache = _cache_file(collection)
-    known = _load(cache) if cache is not None else {}
+    known = _load(cache) if cache is not None and not anew else {}
     found: list[Entry] = []
     fresh: dict[str, Entry] = {}
     changed = False
@@ -168,7 +206,7 @@ def entries(collection: Collection) -> list[Entry]:
         stat = stats.get(ref.file) or stats.setdefault(ref.file, os.stat(ref.file))
         key = f"{ref.file}#{ref.inner}"
         entry = known.get(key)
-        if entry is None or entry.size != stat.st_size or entry.modified != stat.st_mtime_ns:
+        if entry is None or entry.stamp != _stamp(stat):
             entry, changed = _make(collection, ref, stat), True
         fresh[key] = entry
         found.append(entry)
@@ -178,16 +216,25 @@ def entries(collection: Collection) -> list[Entry]:
 
 
 def _make(collection: Collection, ref: SampleRef, stat: os.stat_result) -> Entry:
+    try:
+        tokens, readable = sample_tokens(collection, ref), True
+    except DrafttraceError:
+        # One damaged file among thousands must not hide the others: it just never matches.
+        tokens, readable = np.empty(0, np.int64), False
+    return Entry(_stamp(stat), len(tokens), readable, _hashes(tokens))
+
+
+def _hashes(tokens: Ints) -> Hashes:
     hashes = np.zeros((len(STARTS), len(LENGTHS)), np.uint64)
-    length = 0
-    # One damaged file among thousands must not hide the others: it just never matches.
-    with contextlib.suppress(DrafttraceError):
-        tokens = sample_tokens(collection, ref)
-        length = len(tokens)
-        for row, start in enumerate(STARTS):
-            for column, value in prefix_hashes(tokens, start).items():
-                hashes[row, column] = value
-    return Entry(stat.st_size, stat.st_mtime_ns, length, hashes)
+    for row, start in enumerate(STARTS):
+        for column, value in prefix_hashes(tokens, start).items():
+            hashes[row, column] = value
+    return hashes
+
+
+def _stamp(stat: os.stat_result) -> tuple[int, int, int]:
+    """What changes when a file does. Its time of content can be kept (cp -p, rsync -t), that of its entry cannot."""
+    return stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 
 def cache_folder() -> Path | None:
@@ -216,10 +263,10 @@ def _load(path: Path) -> dict[str, Entry]:
             keys, numbers, hashes = stored["keys"], stored["numbers"], stored["hashes"]
     except (OSError, ValueError, KeyError, EOFError, _bad_zip()):
         return {}
-    if hashes.shape != (len(keys), len(STARTS), len(LENGTHS)) or numbers.shape != (len(keys), 3):
+    if hashes.shape != (len(keys), len(STARTS), len(LENGTHS)) or numbers.shape != (len(keys), 5):
         return {}
     return {
-        str(key): Entry(int(row[0]), int(row[1]), int(row[2]), value)
+        str(key): Entry((int(row[0]), int(row[1]), int(row[2])), int(row[3]), bool(row[4]), value)
         for key, row, value in zip(keys.tolist(), numbers.tolist(), hashes, strict=True)
     }
 
@@ -234,7 +281,7 @@ def _save(path: Path, entries: dict[str, Entry]) -> None:
     """Write the cache, whole or not at all. A cache that cannot be written is no error."""
     arrays: dict[str, Any] = {
         "keys": np.array(list(entries)),
-        "numbers": np.array([(e.size, e.modified, e.length) for e in entries.values()], np.int64),
+        "numbers": np.array([(*e.stamp, e.length, e.readable) for e in entries.values()], np.int64),
         "hashes": np.stack([entry.hashes for entry in entries.values()]),
     }
     with contextlib.suppress(OSError):

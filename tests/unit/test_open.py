@@ -113,7 +113,7 @@ def half_known(path: Path, tokens: list[int], rows: int = 40) -> None:
 
 
 def test_unknown_tokens_are_no_likeness_of_samples(tmp_path: Path) -> None:
-    """Two samples with 35 unknown tokens each shared these, and the one with the right text lost against both."""
+    """The tokens that both know choose the sample; unknown ones are no tokens that two samples share."""
     folder = tmp_path / "dump"
     folder.mkdir()
     for k in range(10):

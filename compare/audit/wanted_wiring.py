@@ -2,50 +2,119 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from drafttrace.compare.audit.target_config import read_target_config
+from drafttrace.compare.audit.target_config import TargetConfig, read_target_config
+from drafttrace.compare.draft_config import read_draft_config
 from drafttrace.compare.draft_weights import draft_weights
 from drafttrace.tracer.boundary import check_wiring
 from drafttrace.tracer.checkpoint import open_checkpoint
 from drafttrace.tracer.errors import DrafttraceError
 
-_TARGET = ("--model-path", "--model")
-_DRAFT = ("--speculative-draft-model-path", "--speculative-draft-model")
+# Names of SGLang's options, and the shortest beginning that argparse takes for each where it is no other's.
+_TARGET = ("--model-path", "--model", "--model-p")
+_DRAFT = ("--speculative-draft-model-path", "--speculative-draft-model", "--speculative-draft-model-p")
+_ALGORITHM = ("--speculative-algorithm", "--speculative-algo", "--speculative-al")
+_CONFIG = ("--config", "--config", "--config")
+
+_LATER = "the plugin checks the wiring when the models are loaded and stops the server if it cannot work"
 
 
-def refuse_wrong_wiring(wiring: Sequence[int], sglang_arguments: Sequence[str]) -> None:
-    """Raise WrongWiring where the folders that SGLang is given say that ``wiring`` cannot work.
+def refuse_wrong_wiring(wiring: Sequence[int], sglang_arguments: Sequence[str]) -> tuple[str, ...]:
+    """Raise where SGLang's arguments say that ``wiring`` cannot work; return one sentence for each open question.
 
-    What is no folder of this machine, or cannot be read, is left to the server: it checks once more, with the models that
-    it has loaded.
+    Raises WrongWiring for a target that cannot hand it over or a draft that cannot read it, and DrafttraceError for a
+    server without EAGLE-3. What no argument tells, is no folder of this machine, or cannot be read, is left to the
+    server, which checks once more with the models that it has loaded.
     """
-    target = _folder(sglang_arguments, _TARGET)
-    if target is None:
-        return
+    target, missing = _target(sglang_arguments)
+    width, unread = _fc_width(sglang_arguments)
+    if target is not None:
+        check_wiring(wiring, n=target.layers, hidden=target.hidden_size, width=width)
+    _refuse_other_algorithm(sglang_arguments)
+    return tuple(_open_questions(sglang_arguments, missing, unread))
+
+
+def _open_questions(arguments: Sequence[str], target: str | None, draft: str | None) -> Iterator[str]:
+    unread = " and ".join(reason for reason in (target, draft) if reason is not None)
+    if unread:
+        yield f"--wiring could not be checked before the start, because {unread}; {_LATER}."
+    if _value(arguments, _ALGORITHM) is None:  # it was refused where there is no --config either
+        config = _value(arguments, _CONFIG)
+        yield (
+            f"whether '{config}' asks for EAGLE3 could not be checked before the start, and without it --wiring has no "
+            "effect; look at wiring.algorithm of the server's /drafttrace/health."
+        )
+
+
+def _refuse_other_algorithm(arguments: Sequence[str]) -> None:
+    """Only under EAGLE3 does the target hand over slots; SGLang would start all the same and ignore the wiring."""
+    given = _value(arguments, _ALGORITHM)
+    if given is not None and given.upper() != "EAGLE3":
+        raise DrafttraceError(
+            f"--wiring has no effect under --speculative-algorithm {given}, where the target hands over no slots; start "
+            "with --speculative-algorithm EAGLE3."
+        )
+    if given is None and _value(arguments, _CONFIG) is None:
+        raise DrafttraceError(
+            "--wiring has no effect without speculative decoding; add --speculative-algorithm EAGLE3 and "
+            "--speculative-draft-model-path DRAFT to SGLang's arguments."
+        )
+
+
+def _target(arguments: Sequence[str]) -> tuple[TargetConfig | None, str | None]:
+    """The target's config, or why there is none."""
+    folder, reason = _folder(arguments, _TARGET, "target")
+    if folder is None:
+        return None, reason
     try:
-        config = read_target_config(target)
-    except DrafttraceError:
-        return
-    width = _fc_width(_folder(sglang_arguments, _DRAFT))
-    check_wiring(wiring, n=config.layers, hidden=config.hidden_size, width=width)
+        return read_target_config(folder), None
+    except DrafttraceError as error:
+        return None, f"the target cannot be read ({_short(error)})"
 
 
-def _fc_width(draft: Path | None) -> int | None:
-    """Columns of the draft's ``fc``, from its header alone."""
+def _fc_width(arguments: Sequence[str]) -> tuple[int | None, str | None]:
+    """Columns of the draft's ``fc``, from its header alone, or why they are not known."""
+    folder, reason = _folder(arguments, _DRAFT, "draft")
+    if folder is None:
+        return None, reason
+    problem = None
     try:
-        shape = draft_weights(open_checkpoint(draft)).shape("fc.weight") if draft is not None else None
-    except DrafttraceError:
-        return None
-    return shape[1] if shape is not None and len(shape) == 2 else None
+        read_draft_config(folder)
+    except DrafttraceError as error:
+        problem = f"the draft cannot be read ({_short(error)})"
+    try:
+        shape = draft_weights(open_checkpoint(folder)).shape("fc.weight")
+    except DrafttraceError as error:
+        return None, problem or f"the draft cannot be read ({_short(error)})"
+    if shape is None or len(shape) != 2:
+        return None, problem or f"the draft '{folder}' has no fc.weight"
+    return shape[1], problem
 
 
-def _folder(arguments: Sequence[str], names: Sequence[str]) -> Path | None:
-    """The folder that the last of the options with one of these names gives, as argparse reads them."""
+def _short(error: DrafttraceError) -> str:
+    """What happened, without the remedy."""
+    return str(error).split(";", 1)[0].rstrip(".")
+
+
+def _folder(arguments: Sequence[str], names: Sequence[str], role: str) -> tuple[Path | None, str | None]:
+    """The folder that an option gives, or why it gives none on this machine."""
+    found = _value(arguments, names)
+    if found is None:
+        config = _value(arguments, _CONFIG)
+        return None, f"the {role} is named in '{config}'" if config else f"no argument names the {role}"
+    return (Path(found), None) if Path(found).is_dir() else (None, f"the {role} '{found}' is no folder here")
+
+
+def _value(arguments: Sequence[str], names: Sequence[str]) -> str | None:
+    """What the last of the options with one of these names gives, as argparse reads them.
+
+    names: the full name, its other names, and last the shortest beginning that argparse takes for the full one.
+    """
     found = None
     for i, argument in enumerate(arguments):
         name, equals, value = argument.partition("=")
-        if name in names:
+        if name in names or (name.startswith(names[-1]) and names[0].startswith(name)):
             found = value if equals else next(iter(arguments[i + 1 : i + 2]), None)
-    return Path(found) if found and Path(found).is_dir() else None
+    return found or None

@@ -16,13 +16,17 @@ LAYERS = json.loads((TARGET / "config.json").read_text())["num_hidden_layers"]
 SERVED = "drafttrace-test: SGLang was started"
 
 
+EAGLE3 = ("--speculative-algorithm", "EAGLE3")
+BOTH = ("--model-path", str(TARGET), "--speculative-draft-model-path", str(DRAFT))
+
+
 def serve(folder: Path, wiring: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """``drafttrace serve`` with an ``sglang`` first on the path that only says that it was started."""
     package = folder / "site/sglang"
     package.mkdir(parents=True, exist_ok=True)
     (package / "__init__.py").write_text("")
     (package / "launch_server.py").write_text(f"print({SERVED!r})")
-    given = arguments or ("--model-path", TARGET, "--speculative-draft-model-path", DRAFT)
+    given = arguments or (*BOTH, *EAGLE3)
     command = [sys.executable, "-m", "drafttrace.tracer.cli", "serve", "--trace-dir", folder / "traces"]
     return subprocess.run(
         [*map(str, command), "--wiring", wiring, "--", *map(str, given)],
@@ -68,5 +72,60 @@ def test_a_draft_of_another_width_is_refused(tmp_path: Path) -> None:
 def test_a_wiring_that_works_and_folders_that_are_not_here_reach_the_server(tmp_path: Path) -> None:
     done = serve(tmp_path, f"B{LAYERS},embed,3")
     assert done.returncode == 0 and SERVED in done.stdout, done.stderr
-    hub = serve(tmp_path, "B0,B3,B9999", "--model-path", "some-org/some-model")
+    assert done.stderr == ""
+    hub = serve(tmp_path, "B0,B3,B9999", "--model-path", "some-org/some-model", *EAGLE3)
     assert hub.returncode == 0 and SERVED in hub.stdout, hub.stderr
+    assert (
+        "could not be checked before the start, because the target 'some-org/some-model' is no folder here"
+        in hub.stderr
+    )
+    assert "the plugin checks the wiring when the models are loaded" in hub.stderr
+
+
+@pytest.mark.parametrize("config", [("--config", "c.yaml"), ("--config=c.yaml",)])
+def test_a_config_file_is_said_to_be_unchecked(tmp_path: Path, config: tuple[str, ...]) -> None:
+    """With the models in SGLang's --config, the early check was left out without a word."""
+    done = serve(tmp_path, "B0,B3,B9999", *config)
+    assert done.returncode == 0 and SERVED in done.stdout, done.stderr
+    first, second = done.stderr.strip().splitlines()
+    assert "because the target is named in 'c.yaml' and the draft is named in 'c.yaml'" in first
+    assert "whether 'c.yaml' asks for EAGLE3" in second and "Traceback" not in done.stderr
+    # what the command line says itself is checked all the same
+    wrong = serve(tmp_path, "B0,B3,B9999", *config, *BOTH, *EAGLE3)
+    assert wrong.returncode == 2 and "names B9999" in wrong.stderr and SERVED not in wrong.stdout
+
+
+def test_an_unreadable_draft_config_is_said_to_be_unchecked(tmp_path: Path) -> None:
+    draft = tmp_path / "draft"
+    draft.mkdir()
+    (draft / "config.json").write_text("{")
+    done = serve(
+        tmp_path,
+        "B0,B3",
+        "--model-path",
+        TARGET,
+        "--speculative-draft-model-path",
+        draft,
+        "--speculative-algo=eagle3",
+    )
+    assert done.returncode == 0 and SERVED in done.stdout, done.stderr
+    assert "the draft cannot be read" in done.stderr and "no valid JSON" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ((), "no effect without speculative decoding; add --speculative-algorithm EAGLE3"),
+        (("--speculative-algorithm", "EAGLE"), "no effect under --speculative-algorithm EAGLE,"),
+        (("--speculative-algorithm=NGRAM",), "no effect under --speculative-algorithm NGRAM,"),
+        ((*EAGLE3, "--speculative-algo", "nextn"), "no effect under --speculative-algorithm nextn,"),
+    ],
+)
+def test_a_wiring_without_eagle3_is_refused_before_any_server(
+    tmp_path: Path, more: tuple[str, ...], words: str
+) -> None:
+    """SGLang started and the wiring did nothing."""
+    done = serve(tmp_path, "B0,B3,B31", *BOTH, *more)
+    assert done.returncode == 2 and words in done.stderr and SERVED not in done.stdout, done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1

@@ -55,7 +55,10 @@ def _mib(value: int | None) -> str | None:
 
 
 def _normal_wiring(text: str | None, sglang_arguments: list[str]) -> str | None:
-    """The wiring as the plugin reads it. Raises DrafttraceError for one that cannot be read or cannot work."""
+    """The wiring as the plugin reads it. Raises DrafttraceError for one that cannot be read or cannot work.
+
+    What could not be checked before the start is said on stderr.
+    """
     if text is None:
         return None
     try:
@@ -64,7 +67,8 @@ def _normal_wiring(text: str | None, sglang_arguments: list[str]) -> str | None:
         raise DrafttraceError(f"The wiring '{text}' cannot be read: {error}.") from None
     from drafttrace.compare.audit.wanted_wiring import refuse_wrong_wiring
 
-    refuse_wrong_wiring(wiring, sglang_arguments)
+    for sentence in refuse_wrong_wiring(wiring, sglang_arguments):
+        print(f"drafttrace: {sentence}", file=sys.stderr)
     return ",".join(str(k) for k in wiring)
 
 

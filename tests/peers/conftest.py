@@ -1,9 +1,12 @@
-"""Wheels of the projects whose dumps drafttrace reads, fetched once into ``.cache/peers`` and unpacked, not installed."""
+"""Packages of the projects whose dumps drafttrace reads, fetched once into ``.cache/peers``; nothing is installed."""
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -46,6 +49,40 @@ def unpacked(name: str, version: str) -> Path:
         wheel.extractall(folder)
     (folder / ".complete").touch()
     return folder
+
+
+def module_of_source(name: str, version: str, member: str) -> Path:
+    """One file of a source archive, where the wheel is too large to fetch. Skips the test where it cannot be had.
+
+    pip has no command that fetches a source archive without asking it for its metadata; that may fail, for want of
+    what the project is built with, and the unpacked tree is kept all the same (``--no-clean``). Nothing is built.
+    """
+    kept = CACHE / f"{name}-{version}" / Path(member).name
+    if kept.is_file():
+        return kept
+    with tempfile.TemporaryDirectory() as scratch:
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-build-isolation",
+                   "--no-clean", "--no-cache-dir", "--no-binary", ":all:", "--dest", scratch,
+                   f"{name}=={version}"]  # fmt: skip
+        environment = os.environ | {"TMPDIR": scratch, f"{name.upper()}_TARGET_DEVICE": "empty"}
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+        except subprocess.TimeoutExpired:
+            pytest.skip(f"the source of {name} {version} could not be fetched within 300 s")
+        found = [*Path(scratch).glob(f"pip-*/{name}_*/{member}")]
+        if not found:
+            lines = done.stderr.strip().splitlines()
+            pytest.skip(
+                f"the source of {name} {version} could not be had: {lines[-1] if lines else 'no ' + member}"
+            )
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(found[0], kept.with_suffix(".part"))
+    return kept.with_suffix(".part").replace(kept)
+
+
+@pytest.fixture(scope="session")
+def peer_module() -> Callable[[str, str, str], Path]:
+    return module_of_source
 
 
 @pytest.fixture(scope="session")

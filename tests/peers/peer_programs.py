@@ -7,6 +7,7 @@ replaced by empty modules; the reader or writer itself is the project's code, un
 
 from __future__ import annotations
 
+import ast
 import importlib
 import json
 import sys
@@ -34,13 +35,17 @@ def absent(*modules: str) -> None:
 
 
 def save(out: Path, fc_in: Any, last: Any, ids: Any, mask: Any) -> None:
-    """What a project hands to its draft: fc input ``[L, K*H]``, last state ``[L, H]``, ids and mask ``[L]``."""
+    """What a project hands to its draft: fc input ``[L, K*H]``, last state ``[L, H]``, ids and mask ``[L]``.
+
+    None for what a project does not have: it is left out.
+    """
 
     def plain(value: Any) -> np.ndarray:
         tensor = value.reshape(-1, value.shape[-1]) if value.is_floating_point() else value.reshape(-1)
         return tensor.float().numpy() if tensor.is_floating_point() else tensor.long().numpy()
 
-    np.savez(out, fc_in=plain(fc_in), last=plain(last), ids=plain(ids), mask=plain(mask))
+    given = {"fc_in": fc_in, "last": last, "ids": ids, "mask": mask}
+    np.savez(out, **{name: plain(value) for name, value in given.items() if value is not None})
 
 
 def speculators_sample(root: Path, path: Path, out: Path, version: str) -> None:
@@ -104,8 +109,12 @@ def specforge_offline(root: Path, path: Path, out: Path, algorithm: str) -> None
     if algorithm == "eagle3":
         made = importlib.import_module("specforge.algorithms.eagle3.data").normalize_offline_sample(raw, 4096)
         save(out, made["hidden_state"], made["target"], made["input_ids"], made["loss_mask"])
+        return
+    family = importlib.import_module("specforge.algorithms.common.dflash_family_data")
+    if algorithm == "dflash":
+        made = family.normalize_offline_sample(raw, 4096)
+        save(out, made["hidden_states"], None, made["input_ids"], made["loss_mask"])
     else:
-        family = importlib.import_module("specforge.algorithms.common.dflash_family_data")
         made = family.normalize_dspark_offline_sample(raw, 4096)
         save(out, made["hidden_states"], made["target_last_hidden_states"], made["input_ids"], made["loss_mask"])
 
@@ -148,6 +157,60 @@ def angelslim(root: Path, path: Path, out: Path) -> None:
     builder = importlib.import_module(f"{base}.dataset_builder.offline_dataset_builder")
     sample = builder.OfflineEagle3Dataset(str(path))[0]
     save(out, sample["hidden_states"], sample["target_hiddens"], sample["input_ids"], sample["loss_mask"])
+
+
+def angelslim_trainer(root: Path, mode: str) -> Any:
+    """The class of angelslim's offline or online DFlash trainer, without the packages around it."""
+    base = "angelslim.compressor.speculative.train.trainer"
+    parts = base.split(".")
+    bare(root, *(".".join(parts[: k + 1]) for k in range(len(parts))))
+    absent(f"{base}.eagle3_trainer")
+    sys.modules[f"{base}.eagle3_trainer"].Eagle3Trainer = object  # type: ignore[attr-defined]
+    module = importlib.import_module(f"{base}.{mode}_dflash_trainer")
+    return getattr(module, f"{mode.capitalize()}DFlashTrainer")
+
+
+def angelslim_dflash(root: Path, path: Path, out: Path) -> None:
+    """angelslim: what ``OfflineDFlashTrainer`` hands to the draft from a batch of one sample."""
+    trainer = angelslim_trainer(root, "offline")
+    made = trainer.prepare_data_for_draft_model(trainer.__new__(trainer), torch.load(path, weights_only=True))
+    save(out, made["hidden_states"], None, made["input_ids"], made["loss_mask"])
+
+
+AUTOMODEL = ("nemo_automodel", "nemo_automodel.shared", "nemo_automodel.components",
+             "nemo_automodel.components.datasets", "nemo_automodel.components.datasets.llm")  # fmt: skip
+
+
+def automodel(root: Path, cache: Path, out: Path, kind: str) -> None:
+    """nemo-automodel: the first item of ``CachedEagle3Dataset`` or ``CachedDSparkDataset``."""
+    bare(root, *AUTOMODEL)
+    module = importlib.import_module(f"nemo_automodel.components.datasets.llm.{kind}_cache")
+    if kind == "eagle3":
+        made = module.CachedEagle3Dataset(str(cache))[0]
+        save(out, made["aux_hidden_states"], None, made["input_ids"], made["loss_mask"])
+    else:
+        made = module.CachedDSparkDataset(str(cache))[0]
+        save(out, made["target_hidden_states"], made["target_last_hidden_states"], made["input_ids"],
+             made["loss_mask"])  # fmt: skip
+
+
+def part_of_script(path: Path, names: set[str], scope: dict[str, Any]) -> dict[str, Any]:
+    """The classes and functions of a script, by name, defined in scope. The rest of the script does not run."""
+    tree = ast.parse(path.read_text("utf-8"))
+    wanted = [node for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name in names]
+    if {node.name for node in wanted} != names:
+        raise SystemExit(f"{path} defines {[node.name for node in wanted]}, not {sorted(names)}")
+    exec(compile(ast.Module(wanted, []), str(path), "exec"), scope)
+    return scope
+
+
+def eagle(root: Path, path: Path, out: Path) -> None:
+    """eagle-llm: ``CustomDataset`` of its trainer, without the noise that training adds."""
+    scope = {"torch": torch, "Dataset": torch.utils.data.Dataset, "train_config": {"max_len": 2048}}
+    part_of_script(root / "eagle/train/main.py", {"CustomDataset"}, scope)
+    made = scope["CustomDataset"]([str(path)])[0]
+    mask = torch.tensor(made["loss_mask"])
+    save(out, None, made["hidden_state_big"], made["input_ids"], mask)
 
 
 def main(arguments: list[str]) -> None:

@@ -6,8 +6,6 @@ The projects' wheels are fetched with pip and unpacked; nothing of them is insta
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,35 +13,15 @@ import dump_layouts as made
 import numpy as np
 import pytest
 import torch
+from peer_checks import Peer, run, same
 from safetensors.torch import save_file
 
-from drafttrace.tracer.capture import Capture, Norm
+from drafttrace.tracer.capture import Norm
 from drafttrace.tracer.convert import convert
 from drafttrace.tracer.dumps.registry import Request
 from drafttrace.tracer.open import open_capture
 
 pytestmark = pytest.mark.peers
-PROGRAM = Path(__file__).with_name("peer_programs.py")
-Peer = Callable[[str, str], Path]
-
-
-def run(action: str, *arguments: Path | str) -> None:
-    command = [sys.executable, str(PROGRAM), action, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-
-
-def same(capture: Capture, theirs: Path, *, last_mask: bool = True, tolerance: float = 0.0) -> None:
-    """The fc input, last state, ids and mask are the same on both sides."""
-    with np.load(theirs) as stored:
-        fc_in = np.concatenate([slot.rows.floats() for slot in capture.slots], -1)
-        assert fc_in.shape == stored["fc_in"].shape
-        assert np.allclose(fc_in, stored["fc_in"], rtol=tolerance, atol=tolerance)
-        assert capture.last is not None
-        assert np.allclose(capture.last.rows.floats(), stored["last"], rtol=tolerance, atol=tolerance)
-        assert capture.tokens.tolist() == stored["ids"].tolist()
-        if capture.mask is not None and last_mask:
-            assert capture.mask.tolist() == stored["mask"].tolist()
 
 
 @pytest.mark.parametrize("version", ["0.3.0", "0.4.0"])

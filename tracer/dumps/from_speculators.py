@@ -323,5 +323,5 @@ register(Layout("SPEC-ARROW", "speculators 0.5+ (hs_i.safetensors beside an Arro
 register(Layout("VLLM-HS", "vLLM hidden-states connector", _detect_vllm, _current("VLLM-HS", _detect_vllm)))
 register(Layout("SPEC-FP8", "speculators 0.9 with fp8 states", _detect_fp8, _current("SPEC-FP8", _detect_fp8)))
 register(Layout("DRAFTTRACE", "drafttrace reference", _detect_reference, _read_reference))
-register(Layout("SPEC-V1", "speculators 0.2 to 0.4 (data_i.pt)", _detect_v1, _read_v1))
-register(Layout("SPEC-V0", "speculators before 0.2", _detect_v0, _read_v0))
+register(Layout("SPEC-V1", "speculators 0.3 and 0.4 (data_i.pt)", _detect_v1, _read_v1))
+register(Layout("SPEC-V0", "speculators before 0.3", _detect_v0, _read_v0))

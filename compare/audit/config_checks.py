@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from drafttrace.compare.audit.sglang_rules import honoured
 from drafttrace.compare.audit.subject import Subject, fault, note
+from drafttrace.compare.audit.tokenizer_checks import tokenizer_findings
 from drafttrace.compare.draft_config import MODELOPT, SPECFORGE
 from drafttrace.compare.draft_weights import matrix_shape
 from drafttrace.compare.result import Finding
-from drafttrace.tracer.checkpoint import read_json
-from drafttrace.tracer.errors import UnreadableFile
 
 EAGLE3_CLASSES = ("LlamaForCausalLMEagle3", "Eagle3DeepseekV2ForCausalLM")
 _KNOWN_ROPES = {"default", "linear", "dynamic", "yarn", "deepseek_yarn", "llama3", "longrope", "mrope", "su"}
@@ -26,7 +23,7 @@ def config_findings(subject: Subject) -> Iterator[Finding]:
     yield from _flags(subject)
     yield from _positions(subject)
     yield from _vocabulary(subject)
-    yield from _tokenizer(subject)
+    yield from tokenizer_findings(subject)
     yield from _formats(subject)
 
 
@@ -302,46 +299,6 @@ def _vocabulary(subject: Subject) -> Iterator[Finding]:
 
 def _ids(value: Any) -> set[int]:
     return {k for k in (value if isinstance(value, list) else [value]) if type(k) is int}
-
-
-def _tokenizer(subject: Subject) -> Iterator[Finding]:
-    """A draft folder that brings another tokenizer than the target's."""
-    mine, theirs = (path.parent / "tokenizer.json" for path in (subject.draft.path, subject.target.path))
-    if not (mine.is_file() and theirs.is_file()) or _digest(mine) == _digest(theirs):
-        return
-    try:
-        one, two = (_token_table(path) for path in (mine, theirs))
-    except UnreadableFile:
-        return  # the server reads the target's; a damaged copy beside the draft changes nothing
-    differing = sorted(token for token in one.keys() | two.keys() if one.get(token) != two.get(token))
-    if differing:
-        yield fault(
-            "template-divergence",
-            0.7,
-            f"The draft's tokenizer.json gives {len(differing)} tokens other ids than the target's, such as "
-            f"{differing[0]!r} ({one.get(differing[0])} and {two.get(differing[0])}).",
-            "Train and serve with one tokenizer; the server uses the target's.",
-            {"tokens": differing[:10], "count": len(differing)},
-        )
-
-
-def _digest(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").digest()
-
-
-def _token_table(path: Path) -> dict[str, int]:
-    """Token to id, added tokens included, of a ``tokenizer.json``."""
-    content = read_json(path)
-    model = content.get("model")
-    table = model.get("vocab") if isinstance(model, dict) else None
-    found: dict[str, int] = dict(table) if isinstance(table, dict) else {}
-    if isinstance(table, list):  # unigram: [piece, score] in the order of ids
-        found = {str(item[0]): i for i, item in enumerate(table) if isinstance(item, list) and item}
-    for token in content.get("added_tokens") or []:
-        if isinstance(token, dict) and "content" in token and "id" in token:
-            found[str(token["content"])] = token["id"]
-    return found
 
 
 _STORED = {"BF16": "bfloat16", "F16": "float16"}

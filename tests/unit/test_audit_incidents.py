@@ -914,6 +914,35 @@ def test_a_tokenizer_that_differs_is_named(tmp_path: Path) -> None:
     assert found.id == "template-divergence" and "<eos>" in found.summary
 
 
+@pytest.mark.parametrize("whose", ["target", "draft"])
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("nonsense", "no valid JSON"),
+        ("[1]", "expected an object"),
+        ("{}", "names no tokens"),
+        ('{"model": 3, "added_tokens": 5}', "names no tokens"),
+        (None, "is a folder"),
+    ],
+)
+def test_a_nonsense_tokenizer_is_noted(whose: str, text: str | None, words: str, tmp_path: Path) -> None:
+    """It was ignored without a word."""
+    target, draft = write_target(tmp_path / "target"), write_draft(tmp_path / "draft", specforge(CANONICAL))
+    good = json.dumps({"model": {"vocab": {"a": 0, "b": 1}}})
+    for folder in (target, draft):
+        path = folder / "tokenizer.json"
+        if folder.name != whose:
+            path.write_text(good)
+        elif text is None:
+            path.mkdir()
+        else:
+            path.write_text(text)
+    result = check(target, draft, sglang_version="0.5.23")
+    (found,) = result.findings
+    assert result.exit_code == 0 and found.severity == NOTE and found.id == "template-divergence"
+    assert words in found.summary and str(tmp_path / whose) in found.remedy
+
+
 def test_hashing_reads_everything_and_sampling_finds_whole_faults(tmp_path: Path) -> None:
     target = write_target(tmp_path / "target")
     tensors = draft_tensors()

@@ -238,6 +238,10 @@ class Checkpoint:
     def info(self, name: str) -> TensorInfo:
         """Dtype, shape and place of one tensor. Raises KeyError for a name the checkpoint does not have."""
         file = self._where[name]
+        if file not in self._headers and not file.is_file():
+            raise UnreadableFile(
+                f"{self.root} lacks the shard '{file.name}', which holds '{name}'; fetch that file."
+            )
         try:
             return self.header(file)[name]
         except KeyError:
@@ -300,7 +304,7 @@ class Checkpoint:
         return flat.view(kinds[info.dtype]) if info.dtype in kinds else flat
 
 
-def open_checkpoint(root: Path) -> Checkpoint:
+def open_checkpoint(root: Path, *, partly: bool = False) -> Checkpoint:
     """The checkpoint in a model folder.
 
     Raises UnreadableFile where the folder is none, has no weights, or its index names a file that is not there.
@@ -309,7 +313,7 @@ def open_checkpoint(root: Path) -> Checkpoint:
         raise UnreadableFile(f"{root} is no folder; give the folder that holds config.json and the weights.")
     for name in INDEX_NAMES:
         if (root / name).is_file():
-            return _from_index(root, root / name)
+            return _from_index(root, root / name, partly)
     plain = tuple(sorted(root.glob("*.safetensors"))) or tuple(sorted(root.glob("pytorch_model*.bin")))
     if not plain:
         raise UnreadableFile(
@@ -328,8 +332,8 @@ def open_checkpoint(root: Path) -> Checkpoint:
     return empty
 
 
-def _from_index(root: Path, index: Path) -> Checkpoint:
-    """A sharded checkpoint: every shard must be there, headers are read later."""
+def _from_index(root: Path, index: Path, partly: bool) -> Checkpoint:
+    """A sharded checkpoint: every shard must be there (``partly``: those asked for), headers are read later."""
     mapping = read_json(index).get("weight_map")
     if not isinstance(mapping, dict) or not mapping:
         raise UnreadableFile(f"{index} has no weight_map; fetch the checkpoint again.")
@@ -343,7 +347,7 @@ def _from_index(root: Path, index: Path) -> Checkpoint:
             path = shards[shard] = root / shard
         where[name] = path
     missing = [shard for shard, path in shards.items() if not path.is_file()]
-    if missing:
+    if missing and not (partly and len(missing) < len(shards)):
         raise UnreadableFile(
             f"{root} lacks {len(missing)} of {len(shards)} shards that its index names, first '{min(missing)}'; "
             "fetch the missing files."

@@ -17,8 +17,8 @@ from drafttrace.tracer.errors import UnreadableFile
 from drafttrace.tracer.part_names import EMBED, HEAD, NORM, gain_is_one_plus, stored_name
 from drafttrace.tracer.rows import Floats
 
-# Rows of the head that are converted to float32 at a time: 256 MiB at a width of 8192.
-_HEAD_BLOCK = 8192
+# Numbers of the head that are converted to float32 at a time: 32 MiB, and as much again while they are read.
+_HEAD_BLOCK = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -66,15 +66,18 @@ class TargetWeights:
     """Embedding, final norm and head of a target, read in blocks."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises UnreadableFile where the folder is no checkpoint with an embedding and a final norm."""
+        """Raises UnreadableFile where the folder is no checkpoint with an embedding and a final norm, or lacks a shard
+        with one of them or the head; other shards may be missing."""
         self.folder = folder
         self.shape = read_shape(folder)
-        self._checkpoint: Checkpoint = open_checkpoint(folder)
+        self._checkpoint: Checkpoint = open_checkpoint(folder, partly=True)
         self.embed_name = self._find(EMBED, "embedding")
         self.norm_name = self._find(NORM, "final norm")
         head = stored_name(self._checkpoint, HEAD)
         self.tied = head is None
         self.head_name = self.embed_name if head is None else head
+        for name in (self.embed_name, self.norm_name, self.head_name):
+            self._checkpoint.info(name)  # the only shards that are needed
 
     def _find(self, endings: tuple[str, ...], what: str) -> str:
         name = stored_name(self._checkpoint, endings)
@@ -139,8 +142,9 @@ class TargetWeights:
         total = np.full(rows, -np.inf)
         picked = np.full(targets.shape, np.nan)
         states = self._before_head(normed)
-        for start in range(0, vocabulary, _HEAD_BLOCK):
-            stop = min(vocabulary, start + _HEAD_BLOCK)
+        size = max(64, _HEAD_BLOCK // max(1, self.shape.hidden_size))
+        for start in range(0, vocabulary, size):
+            stop = min(vocabulary, start + size)
             block = self._checkpoint.floats(self.head_name, slice(start, stop))
             logits = self._after_head((states @ block.T).astype(np.float64))
             here = logits.argmax(-1)

@@ -112,4 +112,6 @@ def sglang(draft: DraftConfig, n: int, reader: SglangReader | None) -> Conventio
     note = f"by {reader.source}"
     if nested is None:
         return Convention(who, "default", None, reader.served(None, n), f"no {NESTED}: the default; {note}")
+    if reader.embed is False and 0 in reader.read(nested.ids, n):
+        note = f"stops with a TypeError: it cannot capture B0; {note}"
     return Convention(who, nested.where, nested.ids, reader.served(nested.ids, n), note)

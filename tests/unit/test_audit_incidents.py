@@ -943,6 +943,16 @@ def test_a_nonsense_tokenizer_is_noted(whose: str, text: str | None, words: str,
     assert words in found.summary and str(tmp_path / whose) in found.remedy
 
 
+def test_a_server_that_would_stop_is_not_said_to_do_as_training_did(tmp_path: Path) -> None:
+    """ "The server hands fc [B0, B3, B9], as training did", exit code 0: it stops with a TypeError."""
+    target, draft = write_target(tmp_path / "target"), write_draft(tmp_path / "draft", specforge([-1, 2, 8]))
+    result = check(target, draft, sglang_version="0.5.20", trained=(0, 3, 9))
+    assert result.exit_code == 1 and "as training did" not in result.summary and "TypeError" in result.summary
+    assert "stops with a TypeError" in result.readings[-1].note
+    fine = check(target, draft, sglang_version="0.5.22", trained=(0, 3, 9))
+    assert fine.exit_code == 0 and "as training did" in fine.summary and "TypeError" not in fine.readings[-1].note
+
+
 def test_hashing_reads_everything_and_sampling_finds_whole_faults(tmp_path: Path) -> None:
     target = write_target(tmp_path / "target")
     tensors = draft_tensors()

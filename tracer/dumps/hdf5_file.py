@@ -10,14 +10,16 @@ from typing import Any
 import numpy as np
 
 from drafttrace.tracer.dumps.file_tensor import file_tensor
+from drafttrace.tracer.dumps.hdf5_chunks import DeflatedChunks, can_stream
 from drafttrace.tracer.dumps.tensor import STORAGE, Array, Box, Source, Tensor
 from drafttrace.tracer.errors import UnreadableFile
 from drafttrace.tracer.file_bytes import FileBytes
 from drafttrace.tracer.trace.superblock import read_superblock
 
-# A compressed chunk can only be read whole, and again for every block of rows where it is not kept.
-_MOST_CHUNK = 256 << 20
-_KEPT_CHUNKS = 16 << 20  # per dataset, or one chunk where that is more
+# HDF5 can read a compressed chunk only whole, packed and unpacked at once, and again for every block of rows where it
+# is not kept. A chunk that is not compressed it reads in parts, if it is not to keep it.
+_MOST_CHUNK = 64 << 20
+_KEPT_CHUNKS = 16 << 20  # per dataset
 _DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError)
 
 
@@ -100,7 +102,8 @@ def _keeping(dataset: Any, h5py: Any) -> Any:
         item = dataset.dtype.itemsize
         chunk = math.prod(dataset.chunks) * item
         band = dataset.chunks[0] * math.prod(dataset.shape[1:]) * item
-        access.set_chunk_cache(10007, max(chunk, min(2 * band, _KEPT_CHUNKS)), 1.0)
+        kept = max(chunk, min(2 * band, _KEPT_CHUNKS)) if chunk <= _KEPT_CHUNKS else 0
+        access.set_chunk_cache(10007, kept, 1.0)
     return access
 
 
@@ -139,11 +142,13 @@ def _dataset(opened: _Opened, dataset: Any, h5py: Any) -> Tensor | None:
     if plain is not None:
         return plain
     chunk = 0 if dataset.chunks is None else math.prod(dataset.chunks) * dataset.dtype.itemsize
+    if chunk > _KEPT_CHUNKS and _as_stored(dataset, kind) and can_stream(dataset):
+        return Tensor.of(DeflatedChunks(opened.path, opened.bytes, dataset, kind), kind)
     if chunk > _MOST_CHUNK and dataset.id.get_create_plist().get_nfilters():
         raise UnreadableFile(
             f"The dataset '{dataset.name}' of '{opened.path}' is compressed in chunks of {chunk:,} bytes, and a chunk can "
-            f"only be read whole, up to {_MOST_CHUNK:,} bytes; write it again with smaller chunks (h5repack -l), or as "
-            "safetensors."
+            f"only be read whole, up to {_MOST_CHUNK:,} bytes; write it again with smaller chunks (h5repack -l), "
+            "with gzip, or as safetensors."
         )
     return Tensor.of(_Chunked(opened, dataset, kind, h5py), kind)
 
@@ -176,7 +181,7 @@ def _plain(opened: _Opened, dataset: Any, kind: str) -> Tensor | None:
     offset = dataset.id.get_offset()
     if offset is None or dataset.external or dataset.is_virtual:
         return None
-    if kind not in {"bool", "bf16"} and np.dtype(dataset.dtype) != STORAGE[kind]:
+    if not _as_stored(dataset, kind):
         return None
     size = math.prod(dataset.shape) * STORAGE[kind].itemsize
     if offset + size > opened.bytes.size:
@@ -184,6 +189,11 @@ def _plain(opened: _Opened, dataset: Any, kind: str) -> Tensor | None:
             f"The HDF5 file '{opened.path}' is cut off inside '{dataset.name}'; copy or write it again."
         )
     return file_tensor(opened.bytes, offset, dataset.shape, kind)
+
+
+def _as_stored(dataset: Any, kind: str) -> bool:
+    """Whether the bytes of the file are the storage form of ``kind``: neither big-endian nor another size."""
+    return kind in {"bool", "bf16"} or bool(np.dtype(dataset.dtype) == STORAGE[kind])
 
 
 def _kind(dataset: Any, h5py: Any) -> str | None:

@@ -162,7 +162,7 @@ def test_another_number_of_layer_ids_is_refused(tmp_path: Path) -> None:
 
 def test_a_machine_form_goes_into_a_pipe_and_through_a_link(tmp_path: Path) -> None:
     """``--json /dev/stdout`` must not replace the device by a file, nor a link by its content."""
-    (tmp_path / "real.json").write_text("old")
+    (tmp_path / "real.json").write_text("# drafttrace: an older report")
     (tmp_path / "link.json").symlink_to(tmp_path / "real.json")
     output.write_text(tmp_path / "link.json", "new")
     assert (tmp_path / "link.json").is_symlink()

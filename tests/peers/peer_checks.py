@@ -19,7 +19,7 @@ WRITERS = Path(__file__).with_name("peer_writers.py")
 def run(action: str, *arguments: Path | str, program: Path = READERS) -> None:
     """Run one action of a program on its paths, which are absolute, and words. Fails with the program's own error."""
     command = [sys.executable, str(program), action, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)  # for a hang
     assert done.returncode == 0, done.stderr[-3000:]
 
 

@@ -10,7 +10,6 @@ transformers would already be normed.
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,20 +17,29 @@ from typing import Any, Literal
 
 import numpy as np
 
-from drafttrace.tracer.boundary import boundary_name, canonical_wiring
+from drafttrace.tracer.boundary import boundary_name, canonical_wiring, wiring_name
 from drafttrace.tracer.capture import Capture, Ints
 from drafttrace.tracer.checkpoint import load_problem
-from drafttrace.tracer.dumps.safetensors_file import read_safetensors
 from drafttrace.tracer.dumps.tensor import STORAGE
 from drafttrace.tracer.dumps.write_safetensors import SafetensorsWriter
 from drafttrace.tracer.errors import DrafttraceError, OutputExists, UnreadableFile
 from drafttrace.tracer.output import refuse_device
+from drafttrace.tracer.reference_files import (
+    CONTENT,
+    FORMAT,
+    NO_HASH,
+    is_done,
+    made_with,
+    refuse_inputs,
+    refuse_mixed_folder,
+    stated,
+    target_hash,
+)
 from drafttrace.tracer.target_weights import TargetShape, read_shape
 
 Progress = Callable[[int, int], None]
 Which = Literal["all", "canonical"] | Sequence[int]
 
-FORMAT = "drafttrace.capture/1"
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _KINDS = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32"}
 
@@ -48,27 +56,32 @@ class Plan:
 def plan_boundaries(layers: int, boundaries: Which, slots: Sequence[int] | None = None) -> Plan:
     """Which boundaries to store for n = ``layers``.
 
-    boundaries: "all", "canonical", or a list; B(n) is always added, the last state of the training side. slots: the
-    wiring to declare; default the listed boundaries, or the canonical ones.
-    Raises DrafttraceError for a boundary outside 0..n.
+    boundaries: "all", "canonical", or a list of what to store; B(n) and the slots are always added. slots: the wiring
+    to declare; default the canonical one.
+    Raises DrafttraceError for a boundary outside 0..n, and for a wiring that names one twice.
     """
     usual = tuple(sorted({k for k in canonical_wiring(layers) if 0 <= k <= layers}))
     if boundaries == "all":
-        listed, wiring = tuple(range(layers + 1)), usual
+        listed = tuple(range(layers + 1))
     elif boundaries == "canonical":
-        listed, wiring = usual, usual
+        listed = usual
     else:
         listed = tuple(int(k) for k in boundaries)
-        wiring = listed
-    wiring = tuple(slots) if slots is not None else wiring
+    wiring = tuple(slots) if slots is not None else usual
     for k in (*listed, *wiring):
         if not 0 <= k <= layers:
             raise DrafttraceError(
                 f"There is no {boundary_name(k)}: a target of {layers} layers has B0 to {boundary_name(layers)}; "
                 "name one of these."
             )
+    twice = [k for place, k in enumerate(wiring) if k in wiring[:place]]
+    if twice:
+        raise DrafttraceError(
+            f"The wiring {wiring_name(wiring)} names {boundary_name(twice[0])} twice; name one boundary per slot, each "
+            "once."
+        )
     stored = tuple(dict.fromkeys((*(k for k in (*listed, *wiring) if k != layers), layers)))
-    return Plan(stored, tuple(k for k in dict.fromkeys(wiring)), layers)
+    return Plan(stored, wiring, layers)
 
 
 def tokens_of(capture: Capture) -> Ints:
@@ -97,15 +110,19 @@ def make_reference(
     dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto",
     device_map: str | None = None,
     batch_size: int = 1,
+    numbers: Sequence[int] | None = None,
+    keep: Sequence[Path] = (),
     force: bool = False,
     progress: Progress | None = None,
 ) -> list[Path]:
     """Run the target on token sequences and write one file each.
 
     target: folder of the model (its own code is never run). samples: unshifted ids ``[L]`` each. out: a file for one
-    sample; a folder for several, which gets ``hs_{i}.safetensors``. Files of an interrupted run with the same tokens
-    and boundaries are kept and skipped. device_map: as transformers takes it ("auto", "cuda", ...). batch_size:
-    samples that run together, padded at the right, which a causal model does not see. progress: called with
+    sample; a folder for several, which gets ``hs_{i}.safetensors``. Whole files of an interrupted run with the same
+    weights, tokens, boundaries, wiring, number format and versions are kept and skipped, unless ``force`` is given,
+    which makes every file again. numbers: the i of every sample (default: 0, 1, ...). keep: what the samples were read
+    from, which no output may replace. device_map: as transformers takes it ("auto", "cuda", ...). batch_size: samples
+    that run together, padded at the right, which a causal model does not see. progress: called with
     (samples done, samples in all).
 
     Returns the paths. Raises OutputExists without ``force``, UnreadableFile for a target that cannot be loaded,
@@ -113,10 +130,14 @@ def make_reference(
     """
     shape = read_shape(target)
     plan = plan_boundaries(shape.layers, boundaries, slots)
-    _check_samples(samples, shape)
-    metadata = _metadata(target, plan, dtype)
-    paths = _paths(out, len(samples))
-    todo = [k for k, path in enumerate(paths) if not _done(path, samples[k], metadata, force)]
+    names = list(range(len(samples))) if numbers is None else list(numbers)
+    _check_samples(samples, names, shape)
+    metadata = _metadata(target, plan, dtype, device_map)
+    paths = _paths(out, names)
+    refuse_inputs(paths, target, keep)
+    if out.is_dir():
+        refuse_mixed_folder(out, paths, metadata)
+    todo = [k for k, path in enumerate(paths) if not is_done(path, samples[k], metadata, force)]
     finished = len(samples) - len(todo)
     if progress is not None:
         progress(finished, len(samples))
@@ -131,65 +152,55 @@ def make_reference(
     return paths
 
 
-def _check_samples(samples: Sequence[Ints], shape: TargetShape) -> None:
+def _check_samples(samples: Sequence[Ints], numbers: Sequence[int], shape: TargetShape) -> None:
     if not samples:
         raise DrafttraceError("There are no tokens to run the target on; give a prompt, a trace or a dump.")
-    for tokens in samples:
+    for number, tokens in zip(numbers, samples, strict=True):
+        where = f" of sample {number}" if len(samples) > 1 else ""
         if len(tokens) == 0:
-            raise DrafttraceError("A sample has no tokens; give a prompt, a trace or a dump with tokens.")
+            raise DrafttraceError(
+                f"{'Sample ' + str(number) if where else 'A sample'} has no tokens; give a prompt, a trace or a dump with "
+                "tokens."
+            )
         if int(tokens.min()) < 0 or int(tokens.max()) >= shape.vocab_size:
             wrong = int(tokens.min()) if int(tokens.min()) < 0 else int(tokens.max())
             raise DrafttraceError(
-                f"Token {wrong} is outside the target's vocabulary of {shape.vocab_size}; is it another target?"
+                f"Token {wrong}{where} is outside the target's vocabulary of {shape.vocab_size}; is it another target?"
             )
 
 
-def _metadata(target: Path, plan: Plan, dtype: str) -> dict[str, str]:
+def _metadata(target: Path, plan: Plan, dtype: str, device_map: str | None) -> dict[str, str]:
+    """What tells one run from another, the tokens aside."""
     from drafttrace import __version__
 
     return {
         "format": FORMAT,
-        "boundaries": json.dumps(list(plan.stored)),
-        "slots": json.dumps(list(plan.slots)),
+        "boundaries": stated(plan.stored),
+        "slots": stated(plan.slots),
         "layers": str(plan.layers),
         "last": str(plan.layers),
         "target": target.resolve().name,
+        "target_hash": target_hash(target),
         "asked_dtype": dtype,
+        "asked_device_map": device_map or "",
+        "made_with": made_with(),
         "written_by": f"drafttrace {__version__} reference",
     }
 
 
-def _paths(out: Path, count: int) -> list[Path]:
-    if count == 1 and not out.is_dir():
-        refuse_device(out)
+def _paths(out: Path, numbers: Sequence[int]) -> list[Path]:
+    refuse_device(out)
+    if len(numbers) == 1 and not out.is_dir():
         if not out.parent.is_dir():
             raise OutputExists(f"The folder '{out.parent}' of the output does not exist; make it first.")
         return [out]
-    refuse_device(out)
     if out.exists() and not out.is_dir():
-        raise OutputExists(f"The output '{out}' is a file; give a folder for {count} samples.")
+        raise OutputExists(f"The output '{out}' is a file; give a folder for {len(numbers)} samples.")
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputExists(f"The folder '{out}' cannot be made ({error.strerror}); choose another.") from None
-    return [out / f"hs_{k}.safetensors" for k in range(count)]
-
-
-def _done(path: Path, tokens: Ints, metadata: Mapping[str, str], force: bool) -> bool:
-    """Whether a file of the same run is there already. Raises OutputExists for another file without ``force``."""
-    if not path.exists():
-        return False
-    with contextlib.suppress(DrafttraceError):
-        stored = read_safetensors(path)
-        ids = stored.tensors.get("token_ids")
-        same = {name: stored.metadata.get(name) for name in metadata} == dict(metadata)
-        if same and ids is not None and np.array_equal(ids.ints(), tokens):
-            return True
-    if not force:
-        raise OutputExists(
-            f"The output '{path}' exists already and is of another run; give another name, or --force."
-        )
-    return False
+    return [out / f"hs_{number}.safetensors" for number in numbers]
 
 
 def _batches(todo: Sequence[int], samples: Sequence[Ints], size: int) -> Iterator[list[int]]:
@@ -277,7 +288,6 @@ def _run_batch(
     model: _Model, plan: Plan, samples: Sequence[Ints], paths: Sequence[Path], metadata: Mapping[str, str]
 ) -> None:
     import torch
-    import transformers
 
     longest = max(len(tokens) for tokens in samples)
     ids = torch.zeros(len(samples), longest, dtype=torch.int64)
@@ -285,11 +295,7 @@ def _run_batch(
     for row, tokens in enumerate(samples):
         ids[row, : len(tokens)] = torch.from_numpy(tokens)
         attention[row, : len(tokens)] = 1
-    full = {
-        **metadata,
-        "dtype": model.kind,
-        "made_with": f"transformers {transformers.__version__}, torch {torch.__version__}",
-    }
+    full = {**metadata, "dtype": model.kind, CONTENT: NO_HASH}
     with contextlib.ExitStack() as stack:
         writers = [
             SafetensorsWriter(path, _specs(model, plan, len(tokens)), full)
@@ -307,6 +313,8 @@ def _run_batch(
             raise UnreadableFile(
                 f"The target never handed over {boundary_name(missing[0])}; it is of an unknown build."
             )
+        for writer in writers:
+            writer.fill_in(CONTENT, writer.content_hash())
 
 
 def _forward(model: _Model, ids: Any, mask: Any) -> None:

@@ -86,7 +86,9 @@ def test_every_boundary_is_the_one_it_is_called(which: str, tmp_path: Path, requ
 
 
 def test_chosen_boundaries_and_slots(target: Path, tmp_path: Path) -> None:
-    path = make_reference(target, [TOKENS], tmp_path / "r.safetensors", boundaries=[0, 3, 5], dtype="fp32")[0]
+    path = make_reference(
+        target, [TOKENS], tmp_path / "r.safetensors", boundaries=[3], slots=[0, 3, 5], dtype="fp32"
+    )[0]
     capture = open_capture(str(path))
     before, _post = truth(target, TOKENS, torch.float32)
     assert capture.wiring == (0, 3, 5)
@@ -170,6 +172,19 @@ def test_boundaries_that_there_are_not() -> None:
     assert plan_boundaries(61, "canonical").slots == (2, 30, 58)
     assert plan_boundaries(61, "canonical").stored == (2, 30, 58, 61)
     assert plan_boundaries(61, [0, 3, 31], slots=[0, 3, 31]).slots == (0, 3, 31)
+
+
+def test_boundaries_add_no_slots() -> None:
+    """``--boundaries B0,B3,B31,B59`` declared four slots, and ``diff`` then blamed the server for its three."""
+    plan = plan_boundaries(61, [0, 3, 31, 59])
+    assert plan.slots == (2, 30, 58)
+    assert plan.stored == (0, 3, 31, 59, 2, 30, 58, 61)
+
+
+def test_a_wiring_that_names_a_boundary_twice_is_refused() -> None:
+    """``--wiring B2,B2,B5`` was silently a wiring of two slots."""
+    with pytest.raises(DrafttraceError, match=r"The wiring \[B2, B2, B5\] names B2 twice"):
+        plan_boundaries(6, "all", slots=[2, 2, 5])
 
 
 def test_tokens_with_a_hole_are_refused(target: Path, tmp_path: Path) -> None:

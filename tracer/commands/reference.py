@@ -11,13 +11,24 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from drafttrace.tracer import output
-from drafttrace.tracer.boundary import parse_wiring
+from drafttrace.tracer.boundary import parse_wiring, wiring_name
 from drafttrace.tracer.commands.common import TRAINING, Quiet, Verbose, examples
+from drafttrace.tracer.commands.reading import (
+    PANEL,
+    HiddenSize,
+    LastName,
+    LastNorm,
+    LayerIds,
+    MaskName,
+    SlotNames,
+    TokensName,
+    said,
+)
 from drafttrace.tracer.commands.record import read_ids
 from drafttrace.tracer.errors import DrafttraceError
 
 if TYPE_CHECKING:
-    from drafttrace.tracer.capture import Capture, Ints
+    from drafttrace.tracer.capture import Ints
     from drafttrace.tracer.reference import Which
 
 
@@ -43,20 +54,17 @@ def _wiring(text: str, what: str) -> tuple[int, ...]:
         raise DrafttraceError(f"The {what} '{text}' cannot be read: {error}.") from None
 
 
-def _samples(captures: list[Capture], ids: Path | None, prompt: str | None, target: Path) -> list[Ints]:
+def _typed(ids: Path | None, prompt: str | None, target: Path) -> list[Ints]:
+    """The samples that the command line itself gives."""
     import numpy as np
 
-    from drafttrace.tracer.reference import tokens_of
-
-    samples = [tokens_of(capture) for capture in captures]
+    samples = []
     if ids is not None:
         samples.append(np.array(read_ids(ids), np.int64))
     if prompt is not None:
         from drafttrace.tracer.tokenizer import load_encoder
 
         samples.append(np.array(load_encoder(target)(prompt), np.int64))
-    if not samples:
-        raise DrafttraceError("There are no tokens to run; give --from, --input-ids or --prompt.")
     return samples
 
 
@@ -78,7 +86,11 @@ def reference(
     ] = None,
     sources: Annotated[
         list[str] | None,
-        typer.Option("--from", metavar="TRACE", help="A trace or dump whose tokens are run. Repeatable."),
+        typer.Option(
+            "--from",
+            metavar="FILE",
+            help="A trace or dump whose tokens are run: PATH (every sample) or PATH#i. Repeatable.",
+        ),
     ] = None,
     input_ids: Annotated[Path | None, typer.Option("--input-ids", help="A file with token ids.")] = None,
     prompt: Annotated[
@@ -87,16 +99,36 @@ def reference(
     boundaries: Annotated[
         str, typer.Option(help="Boundaries to store: all, canonical, or a list like B0,B3,B31.")
     ] = "all",
-    slots: Annotated[
+    wiring: Annotated[
         str | None,
-        typer.Option("--wiring", metavar="B0,B3,B31", help="The wiring that training used (default: canonical)."),
+        typer.Option(
+            "--wiring",
+            metavar="B0,B3,B31",
+            help="The wiring that training used (default: the one that the trace was served with, else the canonical one).",
+        ),
     ] = None,
     dtype: Annotated[Precision, typer.Option(help="Number format that the target runs in.")] = Precision.AUTO,
     device_map: Annotated[
         str | None, typer.Option("--device-map", help="As transformers takes it: auto, cuda, cpu.")
     ] = None,
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Samples that run together.")] = 1,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing output.")] = False,
+    format_name: Annotated[
+        str | None, typer.Option("--format", help="Read the dumps of --from as this format.", rich_help_panel=PANEL)
+    ] = None,
+    sample: Annotated[
+        int | None,
+        typer.Option(min=0, help="The sample, where --from holds several (default: all).", rich_help_panel=PANEL),
+    ] = None,
+    hidden_size: HiddenSize = None,
+    layer_ids: LayerIds = None,
+    slots: SlotNames = None,
+    tokens: TokensName = None,
+    last: LastName = None,
+    last_norm: LastNorm = None,
+    mask: MaskName = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Make every file again, also those of an interrupted run.")
+    ] = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
@@ -104,25 +136,43 @@ def reference(
 
     The target is the one that the trace was served with, unless --target says otherwise.
     """
-    from drafttrace.tracer.open import open_capture
+    from drafttrace.tracer.open import split_spec
     from drafttrace.tracer.reference import make_reference
+    from drafttrace.tracer.reference_samples import numbers_of, read_source, served_wiring
     from drafttrace.tracer.served_paths import folder_of
 
-    captures = [open_capture(source) for source in sources or []]
-    target = folder_of(target, captures, "target")
-    samples = _samples(captures, input_ids, prompt, target)
+    which = _which(boundaries)
+    stated = None if wiring is None else _wiring(wiring, "wiring")
+    dump = said(hidden_size, layer_ids, slots, tokens, last, last_norm, mask, None)
+    read = [
+        read_source(spec, format=format_name, sample=sample, mapping=dump.mapping, request=dump.request)
+        for spec in sources or []
+    ]
+    target = folder_of(target, [source.trace for source in read if source.trace is not None], "target")
+    typed = _typed(input_ids, prompt, target)
+    samples = [sample for source in read for sample in source.tokens] + typed
+    if not samples:
+        raise DrafttraceError("There are no tokens to run; give --from, --input-ids or --prompt.")
+    served = served_wiring(read) if stated is None else None
     with _progress(quiet) as progress:
         paths = make_reference(
             target,
             samples,
             out,
-            boundaries=_which(boundaries),
-            slots=None if slots is None else _wiring(slots, "wiring"),
+            boundaries=which,
+            slots=stated if stated is not None else served,
             dtype=dtype.value,
             device_map=device_map,
             batch_size=batch_size,
+            numbers=numbers_of(read, len(typed)),
             force=force,
             progress=progress,
+            keep=[split_spec(spec)[0] for spec in sources or []],
+        )
+    if served is not None and not quiet:
+        output.console(stderr=True).print(
+            f"The slots are {wiring_name(served)}, as the trace was served; if training used others, say so with --wiring.",
+            markup=False,
         )
     if not quiet:
         for path in paths:
@@ -140,7 +190,11 @@ def add_to(app: typer.Typer) -> None:
             ),
             (
                 "drafttrace reference --from trace.h5 --target ./target -o all.safetensors",
-                "every boundary, with the canonical wiring",
+                "every boundary, with the wiring that the trace was served with",
+            ),
+            (
+                "drafttrace reference --from dump --target ./target --batch-size 8 -o references",
+                "a file for every sample of a dump; the same command goes on where it was interrupted",
             ),
         ),
     )(reference)

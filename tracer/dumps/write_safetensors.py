@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import math
 import mmap
@@ -44,6 +45,7 @@ class SafetensorsWriter:
         self._metadata = dict(metadata)
         self._map: mmap.mmap | None = None
         self._written = 0
+        self._start = 0
 
     def __enter__(self) -> dict[str, npt.NDArray[Any]]:
         header: dict[str, Any] = {"__metadata__": self._metadata} if self._metadata else {}
@@ -62,7 +64,7 @@ class SafetensorsWriter:
             offset += size
         text = json.dumps(header).encode()
         text += b" " * (-(8 + len(text)) % _ALIGN)
-        start = 8 + len(text)
+        start = self._start = 8 + len(text)
         try:
             with self._part.open("w+b") as file:
                 file.write(len(text).to_bytes(8, "little") + text)
@@ -100,6 +102,25 @@ class SafetensorsWriter:
             self._written = 0
             with contextlib.suppress(OSError):
                 self._map.madvise(mmap.MADV_DONTNEED)  # of a shared file: nothing that was written is lost
+
+    def content_hash(self) -> str:
+        """The hash of everything behind the header, as it stands: 32 hexadecimal digits."""
+        assert self._map is not None
+        found = hashlib.blake2b(digest_size=16)
+        for begin in range(self._start, len(self._map), _RESIDENT):
+            block = self._map[begin : begin + _RESIDENT]
+            found.update(block)
+            self.wrote(len(block) + 1)
+        return found.hexdigest()
+
+    def fill_in(self, name: str, value: str) -> None:
+        """Put another text of the same length in the metadata, for what is known only at the end."""
+        assert self._map is not None
+        old, new = (json.dumps({name: text})[1:-1].encode() for text in (self._metadata[name], value))
+        place = self._map.find(old, 8, self._start)
+        if place < 0 or len(old) != len(new):
+            raise ValueError(f"the metadata '{name}' cannot become '{value}': its place holds {len(old)} bytes")
+        self._map[place : place + len(new)] = new
 
     def _take(self, fd: int, size: int) -> None:
         os.truncate(fd, size)

@@ -1,0 +1,79 @@
+"""The token sequences that a reference is made for: of traces, of one sample of a dump, or of all of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from drafttrace.tracer.boundary import wiring_name
+from drafttrace.tracer.capture import Capture, Ints
+from drafttrace.tracer.dumps.folder import open_collection
+from drafttrace.tracer.dumps.registry import FieldMap, Request
+from drafttrace.tracer.errors import DrafttraceError
+from drafttrace.tracer.open import is_trace_file, open_capture, read_sample, split_spec
+from drafttrace.tracer.reference import tokens_of
+
+
+@dataclass(frozen=True)
+class Source:
+    """What one ``--from`` holds. numbers: of the samples, as the dump numbers them. trace: None for a dump."""
+
+    tokens: tuple[Ints, ...]
+    numbers: tuple[int, ...]
+    trace: Capture | None
+
+
+def read_source(
+    spec: str,
+    *,
+    format: str | None = None,
+    sample: int | None = None,
+    mapping: FieldMap | None = None,
+    request: Request | None = None,
+) -> Source:
+    """The tokens of ``PATH#i``, or of every sample of ``PATH``.
+
+    Arguments and errors as :func:`drafttrace.tracer.open.open_capture`.
+    """
+    path, number = split_spec(spec)
+    if format is None and mapping is None and is_trace_file(path):
+        capture = open_capture(spec, sample=sample)
+        return Source((tokens_of(capture),), (0,), capture)
+    asked = dataclasses.replace(request or Request(), lenient=True, tokens_only=True)
+    if number is not None or sample is not None:
+        capture = open_capture(spec, format=format, sample=sample, mapping=mapping, request=asked)
+        chosen = number if number is not None else sample
+        return Source((tokens_of(capture),), (chosen or 0,), None)
+    if mapping is not None:
+        asked = dataclasses.replace(asked, fields=mapping)
+    collection = open_collection(path, "MAPPED" if mapping is not None and format is None else format, asked)
+    numbers = tuple(ref.number for ref in collection.refs)
+    tokens = tuple(tokens_of(read_sample(collection, number, None, asked)) for number in numbers)
+    return Source(tokens, numbers, None)
+
+
+def numbers_of(sources: Sequence[Source], more: int) -> list[int]:
+    """The i of every ``hs_{i}`` file: the dump's own numbers where one dump is all there is. more: further samples."""
+    if len(sources) == 1 and not more:
+        return list(sources[0].numbers)
+    return list(range(sum(len(source.tokens) for source in sources) + more))
+
+
+def served_wiring(sources: Sequence[Source]) -> tuple[int, ...] | None:
+    """The wiring that the traces were served with; None where none of them tells one.
+
+    Raises DrafttraceError where they were served with different ones.
+    """
+    found: dict[tuple[int, ...], str] = {}
+    for source in sources:
+        if source.trace is not None:
+            known = tuple(k for k in source.trace.wiring if k is not None)
+            if known and len(known) == len(source.trace.slots):
+                found.setdefault(known, source.trace.path)
+    if len(found) > 1:
+        told = " and ".join(f"{wiring_name(wiring)} ('{path}')" for wiring, path in list(found.items())[:2])
+        raise DrafttraceError(
+            f"The traces were served with the wirings {told}; say which to declare with --wiring."
+        )
+    return next(iter(found), None)

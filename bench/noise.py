@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
@@ -113,17 +112,6 @@ def measure(name: str, setting: Setting, scratch: Path) -> list[Noise]:
     return found
 
 
-def unwritable(path: Path) -> str | None:
-    """Why a file cannot be written there, None where it can. Nothing is made, and nothing overwritten."""
-    if path.is_dir():
-        return "that is a folder"
-    if not path.absolute().parent.is_dir():
-        return f"there is no folder {path.absolute().parent}"
-    if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
-        return "it cannot be written"
-    return None
-
-
 def measure_all(names: Iterable[str]) -> tuple[list[Noise], list[str]]:
     """The noise of these pairs, and one sentence for every pair that could not be measured."""
     found: list[Noise] = []
@@ -153,9 +141,14 @@ def main() -> int:
     parser.add_argument("--pair", choices=SETTINGS, action="append")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    why = unwritable(options.json) if options.json is not None else None
-    if why is not None:
-        parser.error(f"--json {options.json}: {why}; give a file in a folder that can be written.")
+    from pairs.smol.options import check_file
+
+    try:
+        if options.json is not None:
+            check_file(options.json, "--json")
+    except DrafttraceError as error:
+        print(error, file=sys.stderr)
+        return 2
     found, failed = measure_all(options.pair or SETTINGS)
     if found:
         show(found)

@@ -2,11 +2,11 @@
 
 Well wired, as the trainer left it (the incident: the embedding dropped, the slots moved), and two smaller
 faults, each on the same held-out prompts, greedy, five drafted tokens a round. Needs the CPU server of the tests.
+An accept length is the tokens after the first one over the verify rounds that made them, of all prompts together.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import tempfile
@@ -21,7 +21,9 @@ from pairs.accept_length import accept_length_of, rewired
 from pairs.smol.answers import prompt_ids
 from pairs.smol.dump import RIGHT_IDS, TRAINER_IDS
 from pairs.smol.fetch import target_dir
-from pairs.smol.prompts import held_out_prompts
+from pairs.smol.options import check_file, whole
+from pairs.smol.options import parser as options_of
+from pairs.smol.prompts import HELD_OUT, held_out_prompts
 
 STEPS = 5
 DRAFT = Path(__file__).parent / "draft"
@@ -70,30 +72,44 @@ def measure(draft: Path, layer_ids: Sequence[int], prompts: int, new_tokens: int
     }
 
 
+def _check(draft: Path, json_file: Path | None, log: Path) -> None:
+    """Raise DrafttraceError for what would only be noticed after minutes of work."""
+    if not (draft / "config.json").is_file():
+        raise DrafttraceError(f"--draft {draft} holds no config.json; give the folder of a draft.")
+    check_file(log, "--log")
+    if json_file is not None:
+        check_file(json_file, "--json")
+
+
 def main() -> int:
-    """Measure and write `accept_length.json`."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Measure; `accept_length.json` is written where all four were measured, another file with what there is."""
+    parser = options_of(__doc__)
     parser.add_argument("--draft", type=Path, default=DRAFT)
-    parser.add_argument("--prompts", type=int, default=24)
-    parser.add_argument("--new-tokens", type=int, default=96)
+    parser.add_argument("--prompts", type=whole(1, HELD_OUT), default=24)
+    parser.add_argument("--new-tokens", type=whole(2, 2048), default=96)
     parser.add_argument("--only", choices=list(WIRINGS), action="append")
     parser.add_argument("--log", type=Path, default=Path(tempfile.gettempdir()) / "drafttrace-smol-server.log")
-    parser.add_argument("--json", type=Path, default=Path(__file__).parent / "accept_length.json")
+    parser.add_argument("--json", type=Path, help="default: accept_length.json beside this file, for a whole run")
     options = parser.parse_args()
-    figures = {}
+    figures: dict[str, Any] = {}
+    code = 0
     try:
+        _check(options.draft, options.json, options.log)
         for name in options.only or WIRINGS:
             found = measure(options.draft, WIRINGS[name], options.prompts, options.new_tokens, options.log)
             figures[name] = found
             print(
                 f"{name} {found['boundaries']}: accept length {found['accept_length']} of {STEPS + 1}", flush=True
             )
-    except DrafttraceError as error:
+    except (DrafttraceError, RuntimeError, OSError) as error:  # a server that died is a RuntimeError
         print(error, file=sys.stderr)
-        return 2
+        code = 2
     about = {"prompts": options.prompts, "new_tokens": options.new_tokens, "steps": STEPS, "wirings": figures}
-    options.json.write_text(json.dumps(about, indent=2) + "\n")
-    return 0
+    whole_run = len(figures) == len(WIRINGS) and options.draft == DRAFT
+    out = options.json or (Path(__file__).parent / "accept_length.json" if whole_run else None)
+    if out is not None and figures:  # what was measured before something failed is kept
+        out.write_text(json.dumps(about, indent=2) + "\n")
+    return code
 
 
 if __name__ == "__main__":

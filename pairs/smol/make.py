@@ -7,17 +7,19 @@ for the answers, `--minutes` for the training, 5 for the rest.
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from drafttrace.tracer.errors import DrafttraceError
 from pairs.smol.answers import TALKS, held_out_answers, training_answers
 from pairs.smol.fetch import target_dir
-from pairs.smol.prompts import HELD_OUT
+from pairs.smol.options import above_zero, whole
+from pairs.smol.options import parser as options_of
+from pairs.smol.prompts import HELD_OUT, MOST
 
 HERE = Path(__file__).parent
 
@@ -42,17 +44,20 @@ def stages(minutes: float, talks: int, only: str | None) -> None:
     if only in (None, "train"):
         together(["pairs.smol.train", "--minutes", str(minutes)], threads=threads)
     if only in (None, "dump"):
-        shutil.rmtree(HERE / "dump", ignore_errors=True)
-        together(["pairs.smol.dump", "--out", str(HERE / "dump"), "--answer", "64"], threads=threads)
+        with tempfile.TemporaryDirectory(prefix="dump-", dir=HERE) as scratch:
+            made = Path(scratch) / "dump"
+            together(["pairs.smol.dump", "--out", str(made), "--answer", "64"], threads=threads)
+            shutil.rmtree(HERE / "dump", ignore_errors=True)  # the old one goes when the new one is there
+            made.rename(HERE / "dump")
     if only in (None, "accept"):
         together(["pairs.smol.accept"], threads=threads)
 
 
 def main() -> int:
     """Run the stages; 2 and one sentence where the model cannot be had, 1 where a stage failed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=45.0, help="longest training")
-    parser.add_argument("--talks", type=int, default=TALKS)
+    parser = options_of(__doc__)
+    parser.add_argument("--minutes", type=above_zero, default=45.0, help="longest training")
+    parser.add_argument("--talks", type=whole(1, MOST), default=TALKS)
     parser.add_argument("--only", choices=["answers", "train", "dump", "accept"])
     options = parser.parse_args()
     try:

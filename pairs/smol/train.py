@@ -7,7 +7,6 @@ because the embedding's norm is 3 where a middle boundary's is 150. The scale is
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
@@ -21,13 +20,17 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from drafttrace.tracer.boundary import parse_wiring, wiring_name
+from drafttrace.tracer.boundary import wiring_name
+from drafttrace.tracer.errors import DrafttraceError
 from pairs.eagle3 import DraftShape, Eagle3
 from pairs.optim import MuonAdam, schedule
-from pairs.smol.answers import END_ID, HIDDEN, held_out_answers, training_answers
+from pairs.smol.answers import END_ID, HIDDEN, KEPT, LAYERS, Talk, held_out_answers, training_answers, work_dir
 from pairs.smol.dump import TRAINER_IDS, WIRING
 from pairs.smol.fetch import target_dir
 from pairs.smol.lessons import Lesson, Samples
+from pairs.smol.options import above_zero, boundaries, whole
+from pairs.smol.options import parser as options_of
+from pairs.smol.prompts import MOST
 from pairs.train_draft import STEP_DECAY, shifted
 
 BOS_ID = 1
@@ -180,34 +183,74 @@ def save(draft: Eagle3, folder: Path, layer_ids: list[int], vocabulary: int) -> 
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
+def check_plan(plan: Plan) -> None:
+    """Raise DrafttraceError where the stored answers have no such boundary."""
+    kept = {0, *KEPT} - {LAYERS}
+    missing = [k for k in plan.wiring if k not in kept]
+    if missing:
+        raise DrafttraceError(
+            f"The wiring {wiring_name(plan.wiring)} asks for {wiring_name(missing)}, and the answers keep "
+            f"{wiring_name(sorted(kept))} only; choose among them."
+        )
+
+
+def answers(talks: int | None) -> tuple[list[Talk], list[Talk]]:
+    """What to train on and what to measure on. Raises DrafttraceError with the command that makes what is missing."""
+    train_on, held_out = training_answers()[:talks], held_out_answers()
+    for found, command in ((train_on, ""), (held_out, " --held-out")):
+        if not found:
+            raise DrafttraceError(
+                f"There are no{' held-out' if command else ''} answers in {work_dir()} to train on; make them with "
+                f"python -m pairs.smol.answers{command}."
+            )
+    return train_on, held_out
+
+
+def run(plan: Plan, talks: int | None, out: Path) -> None:
+    """Train and save. What stands in the folder is replaced when the new head is there, not before."""
+    check_plan(plan)
+    train_on, held_on = answers(talks)
+    target = target_dir()
+    train_set, held_out = Samples(train_on, target), Samples(held_on, target)
+    print(f"training on {wiring_name(plan.wiring)}, {len(train_set)} talks", file=sys.stderr)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        log = (out / "training.jsonl.part").open("w")
+    except OSError as error:
+        raise DrafttraceError(f"--out {out} cannot be written ({error.strerror}); give another folder.") from error
+    with log:
+        draft = train(plan, SHAPE, train_set, held_out, log)
+    save(draft, out, TRAINER_IDS, len(train_set.embed))
+    (out / "training.jsonl.part").replace(out / "training.jsonl")
+
+
 def main() -> int:
-    """Train and save the head and its log."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--wiring", type=parse_wiring, default=WIRING)
-    parser.add_argument("--updates", type=int, default=UPDATES)
-    parser.add_argument("--minutes", type=float, default=Plan.minutes, help="stop after this time at the latest")
-    parser.add_argument("--talks", type=int, default=None, help="use only the first talks")
-    parser.add_argument("--rate", type=float, default=Plan.matrix_rate)
-    parser.add_argument("--rows", type=int, default=Plan.rows)
-    parser.add_argument("--ttt-steps", type=int, default=Plan.ttt_steps)
+    """Train and save the head and its log; 2 and one sentence where that cannot be."""
+    parser = options_of(__doc__)
+    parser.add_argument("--wiring", type=boundaries, default=WIRING)
+    parser.add_argument("--updates", type=whole(1, 10**9), default=UPDATES)
+    parser.add_argument(
+        "--minutes", type=above_zero, default=Plan.minutes, help="stop after this time at the latest"
+    )
+    parser.add_argument("--talks", type=whole(1, MOST), default=None, help="use only the first talks")
+    parser.add_argument("--rate", type=above_zero, default=Plan.matrix_rate)
+    parser.add_argument("--rows", type=whole(1, 4096), default=Plan.rows)
+    parser.add_argument("--ttt-steps", type=whole(1, 16), default=Plan.ttt_steps)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "draft")
     options = parser.parse_args()
-    target = target_dir()
-    plan = Plan(
-        options.wiring,
-        options.updates,
-        options.minutes,
-        rows=options.rows,
-        matrix_rate=options.rate,
-        ttt_steps=options.ttt_steps,
-    )
-    train_set = Samples(training_answers()[: options.talks], target)
-    held_out = Samples(held_out_answers(), target)
-    options.out.mkdir(parents=True, exist_ok=True)
-    print(f"training on {wiring_name(plan.wiring)}, {len(train_set)} talks", file=sys.stderr)
-    with (options.out / "training.jsonl").open("w") as log:
-        draft = train(plan, SHAPE, train_set, held_out, log)
-    save(draft, options.out, TRAINER_IDS, len(train_set.embed))
+    try:
+        plan = Plan(
+            options.wiring,
+            options.updates,
+            options.minutes,
+            rows=options.rows,
+            matrix_rate=options.rate,
+            ttt_steps=options.ttt_steps,
+        )
+        run(plan, options.talks, options.out)
+    except DrafttraceError as error:
+        print(error, file=sys.stderr)
+        return 2
     return 0
 
 

@@ -130,6 +130,23 @@ def write_sf_dspark(root: Path) -> Path:
     return _save(root / "rows_0-2000/data_0.ckpt", value)
 
 
+def write_sf_online(root: Path) -> Path:
+    ones = torch.ones(1, LENGTH, dtype=torch.int64)
+    value = {"input_ids": tokens()[None], "attention_mask": ones, "loss_mask": loss_mask()[None],
+             "hidden_state": aux()[None], "target": last_post()[None]}  # fmt: skip
+    return _save(root / "sample_0.pt", value)
+
+
+def write_drafttrace(root: Path) -> Path:
+    """As drafttrace reference writes it."""
+    stacked = torch.stack([*(state(k) for k in CANON), state(LAYERS)], 1)
+    about = {"format": "drafttrace.capture/1", "written_by": "drafttrace", "boundaries": json.dumps([*CANON, LAYERS]),
+             "slots": json.dumps(list(CANON)), "layers": str(LAYERS), "mask_offset": "1"}  # fmt: skip
+    held = {"hidden_states": stacked, "token_ids": tokens(), "loss_mask": loss_mask()}
+    save_file(held, root / "reference.safetensors", about)
+    return root / "reference.safetensors"
+
+
 def write_spec_arrow(root: Path) -> Path:
     import datasets
 
@@ -372,6 +389,8 @@ CASES = [
     Case("SF-MTP-FORK", write_sf_fork, (), "post", "post"),
     Case("SF-DFLASH", write_sf_dflash, (2, 3, 4, 5), None, request={"hidden_size": H}),
     Case("SF-DSPARK", write_sf_dspark, (2, 3, 4, 5), "post", "post"),
+    Case("SF-ONLINE", write_sf_online, CANON, "post", "post"),
+    Case("DRAFTTRACE", write_drafttrace, CANON, "pre", "pre", declared=CANON, mask_offset=1),
     Case("SPEC-ARROW", write_spec_arrow, CANON, "pre", "pre", mask_offset=1),
     Case("SPEC-FP8", write_spec_fp8, CANON, "pre", "pre", mask_offset=1, has_mask=False),
     Case("VLLM-HS", write_vllm, CANON, "pre", "pre", mask_offset=1, has_mask=False),

@@ -88,11 +88,11 @@ def find_in(collection: Collection, like: Capture) -> int:
             f"'{like.path}' {held}, too few to find its sample in '{collection.path}' by them; name the sample as "
             f"'{collection.path}#{collection.refs[0].number}'."
         )
-    number, held = _matching(collection, known, like, entries(collection))
-    if not held:
+    number, sure = _matching(collection, known, like, entries(collection))
+    if not sure:
         # The index is older than the files, whatever their times say.
-        number, held = _matching(collection, known, like, entries(collection, anew=True))
-    if not held:
+        number, sure = _matching(collection, known, like, entries(collection, anew=True))
+    if not sure:
         raise NothingToCompare(
             f"Sample #{number} of '{collection.path}' changes while it is read; wait until the dump is written."
         )

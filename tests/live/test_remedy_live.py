@@ -48,7 +48,15 @@ def test_a_wiring_on_the_command_line_turns_a_mismatch_into_a_match(
     live, code = audited(pair, draft, "--url", server.url, "--trained", asked)
     assert live["live"] == wanted and code == 1
     assert not [found for found in live["findings"] if "live server" in found["summary"]], live["findings"]
-    # Without --trained nothing says what training used: server and config differ, and that is said.
+    # Without --trained nothing says what training used: the advice is about the override and not to undo it.
     alone, code = audited(pair, draft, "--url", server.url)
     assert code == 1
-    assert [found["id"] for found in alone["findings"] if found["summary"].startswith("The live server hands over")]
+    (said,) = [found for found in alone["findings"] if found["summary"].startswith("The live server hands over")]
+    assert "as its --wiring says" in said["summary"] and said["evidence"]["live"] == wanted
+    assert "make the config say the same" in said["remedy"] and "with this config" not in said["remedy"]
+    # Another model's folders are no matter of layer ids.
+    other = pairs[next(one for one in TRAINED if one != name)]
+    done = drafttrace("check", "--target", other.target, "--draft", other.draft, "--url", server.url)
+    assert done.returncode == 2 and "runs another model" in done.stderr and str(pair.target) in done.stderr, (
+        done.stderr
+    )

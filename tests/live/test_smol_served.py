@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import urllib.request
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,17 @@ import numpy as np
 import pytest
 import recording
 from sglang_cpu import cpu_args
+from transformers import AutoTokenizer
 from typed import compared, drafttrace, faults, recorded
 
-from drafttrace.tracer.capture import Phase
+from drafttrace.compare.align import plan
+from drafttrace.compare.facts import VALUE
+from drafttrace.compare.streams import Sides, locate_all
+from drafttrace.compare.thresholds import DEFAULT
+from drafttrace.tracer.capture import Phase, Slot
+from drafttrace.tracer.open import open_capture
 from drafttrace.tracer.trace.reader import read_trace
+from pairs.accept_length import accept_length_of
 from pairs.smol.answers import prompt_ids
 from pairs.smol.dump import RIGHT_IDS
 from pairs.smol.prompts import held_out_prompts
@@ -59,26 +68,21 @@ def test_the_remedy_matches_on_a_real_model(smol: Any, serve_smol: Serve, tmp_pa
 
 
 def test_the_trace_matches_what_transformers_computes(smol: Any, serve_smol: Serve, tmp_path: Path) -> None:
-    """For people who kept no dump: ``reference`` from the trace, and every swept boundary is found where it belongs."""
+    """For people who kept no dump: ``reference`` from the trace, and every swept boundary is located where it belongs."""
     trace = recorded(serve_smol(smol.right).url, smol.dump, tmp_path / "t.h5")
     made = tmp_path / "reference.safetensors"
     done = drafttrace("reference", "--from", trace, "--wiring", "B0,B16,B28", "-o", made, "--quiet")
     assert done.returncode == 0, done.stderr
     result, code = compared(trace, made)
     assert code == 0, result["findings"]
-    read, computed = read_trace(trace), _boundaries(made)
-    swept, rows = read.boundaries, read.prompt_length
-    assert sorted(swept) == list(range(LAYERS + 1)) and rows is not None
-    for k, served in swept.items():
-        ours = served.floats()[1:rows]
-        distance = [np.linalg.norm(ours - computed[other][1:rows]) for other in range(LAYERS + 1)]
-        assert int(np.argmin(distance)) == k
-
-
-def _boundaries(path: Path) -> dict[int, np.ndarray]:
-    from drafttrace.tracer.open import open_capture
-
-    return {k: rows.floats() for k, rows in open_capture(str(path)).boundaries.items()}
+    # All 31 boundaries by the product's own locator: each in the place of a slot, the reference's sweep as the atlas.
+    read, computed = read_trace(trace), open_capture(str(made))
+    assert sorted(read.boundaries) == list(range(LAYERS + 1)) == sorted(computed.boundaries)
+    slots = tuple(Slot(f"boundary/{k}", rows, None, "the sweep") for k, rows in sorted(read.boundaries.items()))
+    unnamed = replace(read, slots=slots, boundaries={}, embed=None, last=None)
+    location = locate_all(plan(unnamed, computed), Sides.of(unnamed, computed), DEFAULT)
+    assert location.atlas == "reference"
+    assert [(s.boundary, s.by) for s in location.left] == [(k, VALUE) for k in range(LAYERS + 1)]
 
 
 def test_draft_and_target_agree_bit_for_bit_on_a_real_model(smol: Any, serve_smol: Serve) -> None:
@@ -90,9 +94,21 @@ def test_draft_and_target_agree_bit_for_bit_on_a_real_model(smol: Any, serve_smo
 
 
 def _prompt(smol: Any, number: int = 0) -> list[int]:
-    from transformers import AutoTokenizer
-
     return prompt_ids(AutoTokenizer.from_pretrained(smol.target), held_out_prompts(number + 1)[number])
+
+
+def streamed(traced: Any, ids: list[int], *, max_new_tokens: int, **request: Any) -> list[dict[str, Any]]:
+    """What ``/generate`` sends piece by piece for a greedy streaming request; every piece holds the whole text so far."""
+    parameters = {"temperature": 0.0, "max_new_tokens": max_new_tokens}
+    body = {"input_ids": ids, "sampling_params": parameters, "stream": True, **request}
+    asked = urllib.request.Request(
+        traced.url + "/generate", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(asked, timeout=300) as answer:
+        lines = [line.decode().strip() for line in answer]
+    sent = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+    assert sent.pop() == "[DONE]"
+    return [json.loads(text) for text in sent]
 
 
 def test_several_clients_and_a_stream_leave_the_trace_alone(smol: Any, serve_smol: Serve) -> None:
@@ -102,13 +118,15 @@ def test_several_clients_and_a_stream_leave_the_trace_alone(smol: Any, serve_smo
     alone = recording.record(traced, prompts[0], max_new_tokens=24).trace
     asked = recording.start(traced.server)
 
-    def client(number: int) -> Any:
+    def client(number: int) -> list[dict[str, Any]]:
         mine = {"rid": asked["rid"], "extra_key": asked["id"]} if number == 0 else {"extra_key": f"other-{number}"}
-        return traced.server.generate(input_ids=prompts[number], max_new_tokens=24, **mine)
+        return streamed(traced, prompts[number], max_new_tokens=24, **mine)
 
-    recording.together([lambda number=number: client(number) for number in range(4)])
+    answers = recording.together([lambda number=number: client(number) for number in range(4)])
+    for parts in answers:  # every client was told its answer bit by bit
+        assert len(parts) > 2 and len(parts[0]["output_ids"]) < len(parts[-1]["output_ids"])
     busy = recording.collect(traced, asked["id"])
-    assert busy.state["state"] == "complete"
+    assert busy.state["state"] == "complete" and busy.trace.about["request"]["stream"] is True
     recording.assert_draft_got_what_the_target_gave(busy.trace)
     for before, after in zip(alone.slots, busy.trace.slots, strict=True):
         one = before.rows.floats()[alone.table.phase == Phase.PREFILL]
@@ -152,6 +170,25 @@ def test_replay_tells_the_wirings_apart_and_foretells_the_accept_length(
     assert right.top1 > scores["[B16, B28, B0]"].top1 + 0.1
     assert math.isclose(right.simulated, observed, rel_tol=0.15), (right.simulated, observed)
     assert math.isclose(right.expected, observed, rel_tol=0.15), (right.expected, observed)
+
+
+def accept_length(traced: Any, smol: Any, max_new_tokens: int) -> float:
+    """Tokens after the first one per verify round, over 24 held-out prompts (as ``pairs.smol.accept`` counts them)."""
+    tokenizer = AutoTokenizer.from_pretrained(smol.target)
+    tokens, rounds = 0, 0
+    for prompt in held_out_prompts(24):
+        answer = traced.server.generate(input_ids=prompt_ids(tokenizer, prompt), max_new_tokens=max_new_tokens)
+        made, verified = accept_length_of(answer)
+        tokens, rounds = tokens + made, rounds + verified
+    return tokens / rounds
+
+
+def test_the_accept_length_of_the_right_wiring(smol: Any, serve_smol: Serve) -> None:
+    assert accept_length(serve_smol(smol.right), smol, 96) >= 2.0
+
+
+def test_the_accept_length_falls_with_the_wiring_of_the_incident(smol: Any, serve_smol: Serve) -> None:
+    assert accept_length(serve_smol(smol.draft), smol, 24) < 1.1
 
 
 def test_check_finds_the_incident_without_a_server(smol: Any, tmp_path: Path) -> None:

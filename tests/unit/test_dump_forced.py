@@ -116,3 +116,11 @@ def test_a_format_that_no_file_of_a_folder_has_overrules_recognition(tmp_path: P
         torch.save(value, tmp_path / f"data_{number}.ckpt")
     found = inspect_capture(str(tmp_path), format="EAGLE12-CKPT", sample=1)
     assert (found.format, found.sample_count, found.notes) == ("EAGLE12-CKPT", 2, ())
+
+
+def test_a_trace_forced_into_every_format() -> None:
+    trace = Path(__file__).resolve().parents[2] / "traces/tiny-llama/healthy.h5"
+    for name in format_ids():
+        with pytest.raises(DrafttraceError) as caught:
+            open_capture(str(trace), format=name)
+        one_sentence(caught.value)

@@ -130,3 +130,19 @@ def test_a_damaged_file_with_named_fields(
     read_or_refuse(path, mapping=MAP)  # as it is, it can be read
     damage(data, path, path.read_bytes())
     read_or_refuse(path, mapping=MAP)
+
+
+TRACE = Path(__file__).resolve().parents[2] / "traces/tiny-llama/healthy.h5"
+
+
+@BUDGET
+@given(data=st.data())
+def test_a_damaged_trace(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("fuzz") / "trace.h5"
+    damage(data, path, TRACE.read_bytes())
+    try:
+        capture = open_capture(str(path), format=data.draw(st.one_of(st.none(), st.sampled_from(format_ids()))))
+        for slot in capture.slots:
+            slot.rows.floats()
+    except DrafttraceError as error:
+        assert str(error) and "\n" not in str(error) and len(str(error)) < 900

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 from pathlib import Path
-from typing import Any
 
+import dump_layouts as made
 import numpy as np
 import pytest
+import torch
+from rich.console import Console
 
 from drafttrace.tracer import inspecting
-from drafttrace.tracer.capture import Capture
-from drafttrace.tracer.inspecting import Inspection, inspect_capture
+from drafttrace.tracer.inspecting import Inspection, inspect_capture, render
 from drafttrace.tracer.open import open_capture
 from drafttrace.tracer.position_rows import TakenRows, position_rows
 from drafttrace.tracer.reference import make_reference
@@ -70,10 +72,6 @@ def test_a_row_that_was_not_recorded_stands_for_no_position() -> None:
     assert position_rows(partly, "aux/0")[20] == gone
 
 
-def altered(trace: str, **changes: Any) -> Capture:
-    return dataclasses.replace(open_capture(str(ROOT / f"traces/{trace}.h5")), **changes)
-
-
 def test_a_trace_whose_last_state_is_an_inner_layer_is_still_refuted() -> None:
     trace = "tiny-llama/healthy"
     capture = open_capture(str(ROOT / f"traces/{trace}.h5"))
@@ -124,3 +122,16 @@ def test_of_random_tokens_nothing_is_claimed(tmp_path: Path) -> None:
     assert verdict(found, "last-norm") == "confirmed"
     assert found.problems == ()
     assert any("better than guessing" in check.summary for check in found.checks)
+
+
+def test_infinite_rows_are_not_called_nan(tmp_path: Path) -> None:
+    sample = made.sf_sample(torch.float32)
+    sample["hidden_state"][0, 3, 2] = float("inf")
+    sample["hidden_state"][0, 5, 2] = float("nan")
+    torch.save(sample, tmp_path / "data_0.ckpt")
+    found = inspect_capture(str(tmp_path / "data_0.ckpt"))
+    stream = io.StringIO()
+    render(found, Console(file=stream, width=160, no_color=True))
+    assert "2 non-finite" in stream.getvalue()
+    assert "NaN" not in stream.getvalue()
+    assert found.problems == ("hidden_state has 2 rows that are not finite (NaN or infinity), of 13 read.",)

@@ -117,8 +117,8 @@ def formats() -> Iterator[str]:
         "Most dumps do not name their layers. Say what you know with `--layer-ids` (in the numbering of the dump's own "
         "project) and `--hidden-size`. A file of no known layout is read with `--slots A,B,C --tokens NAME`, and "
         "`--last NAME`, `--last-norm pre|post`, `--mask NAME` and `--boundaries B2,B30,B58` where it has them; `name[i]` "
-        "picks entry i of a list or of the second axis. `inspect`, `diff` (of its REFERENCE), `convert`, `replay` and "
-        "`check` (of its `--dump`) take the same options."
+        "picks entry i of a list or of the second axis. `inspect`, `diff` (of its REFERENCE), `convert`, `replay`, "
+        "`reference` (of its `--from`) and `check` (of its `--dump`) take the same options."
     )
     yield ""
     yield "## Large files"

@@ -1,8 +1,7 @@
 """Writes a capture in another layout: trace, safetensors, SpecForge, speculators v1 or current.
 
 What the other layout cannot hold is refused by name, never dropped: a training sample without its layer ids or its
-mask is how the faults that this tool looks for begin. What only a recorder knows (draft rows, rejected rows, the
-environment) is no part of a training sample; it is left out, and the result says so.
+mask is how the faults that this tool looks for begin. What is given up on purpose, the result names.
 """
 
 from __future__ import annotations
@@ -12,15 +11,16 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from drafttrace.tracer.capture import Accepted, Ints, Norm, Phase
+from drafttrace.tracer.boundary import boundary_name
+from drafttrace.tracer.capture import Ints, Norm
+from drafttrace.tracer.convert_place import refuse_config_above, refuse_in_place, write_folder
 from drafttrace.tracer.convert_sample import (
-    BLOCK,
     Sample,
     blocks,
+    covered,
     kind_of,
     last_on,
     left_out_of,
@@ -30,26 +30,27 @@ from drafttrace.tracer.convert_sample import (
     one_row_per_token,
     refuse,
     refuse_ids,
-    refuse_last_boundary,
     refuse_mask,
+    refuse_recording,
     refuse_sweep,
 )
+from drafttrace.tracer.convert_trace import to_trace
 from drafttrace.tracer.dumps.registry import FieldMap, Request
 from drafttrace.tracer.dumps.tensor import Array
 from drafttrace.tracer.dumps.write_safetensors import SafetensorsWriter
 from drafttrace.tracer.dumps.write_torch import Planned, write_torch
 from drafttrace.tracer.errors import DrafttraceError, OutputExists
-from drafttrace.tracer.open import open_capture
+from drafttrace.tracer.open import open_capture, split_spec
 from drafttrace.tracer.output import refuse_device
 from drafttrace.tracer.rows import Rows
 
 # What may be given up on purpose, with ``lose``.
-LOSSES = ("layer-ids", "loss-mask", "last-state", "boundaries", "first-token")
+LOSSES = ("layer-ids", "loss-mask", "last-state", "boundaries", "first-token", "recording")
 
 
 @dataclass(frozen=True)
 class Converted:
-    """What was written. left_out: what of a recording is no part of a training sample."""
+    """What was written. left_out: what of a recording was given up, and the padding."""
 
     paths: tuple[Path, ...]
     left_out: tuple[str, ...]
@@ -75,7 +76,7 @@ def convert(
     "speculators". The last two are folders. mapping: the names of the fields of a file of no known
     layout. lose: which of :data:`LOSSES` may be given up. mask: "ones" makes a loss mask where the source has none.
     target: the target's folder; its final norm turns a last state before the norm into one after it, which SpecForge
-    stores.
+    stores. "recording" among the losses is what only a recorder knows: draft rows, rejected rows, probes, the server.
 
     Raises DrafttraceError naming what the layout cannot hold, OutputExists where ``out`` is taken.
     """
@@ -95,14 +96,20 @@ def convert(
         asked = asked.told(shape.hidden_size, shape.layers)
     capture = open_capture(spec, format=format, sample=sample, mapping=mapping, request=asked)
     capture.need_real_tokens("train or compare")
+    refuse_in_place(split_spec(spec)[0], out)
     source = one_row_per_token(capture, asked, frozenset(lose), target)
+    refuse_recording(source, to)
     if source.mask is None and mask == "ones":
         source = dataclasses.replace(source, mask=np.ones(len(source.tokens), np.int64))
     refuse_device(out)
     if out.exists() and (not force or (out.is_dir() and any(out.iterdir()) and to in _FILES)):
         raise OutputExists(f"The output '{out}' exists already; give another name, or --force to replace it.")
-    paths = writer(source, out)
-    return Converted(tuple(paths), tuple(left_out_of(source)))
+    if to in _FILES and out.is_dir():
+        raise OutputExists(f"The output '{out}' is a folder, and the layout {to} is one file; give a file name.")
+    if to == "speculators-v1" and (None in capture.wiring or "layer-ids" in source.lose):
+        refuse_config_above(out)
+    paths = writer(source, out) if to in _FILES else write_folder(out, to, lambda folder: writer(source, folder))
+    return Converted(tuple(paths), tuple(left_out_of(source, to)))
 
 
 # --- the layouts ---------------------------------------------------------------------------------------------
@@ -120,8 +127,23 @@ def _to_safetensors(source: Sample, out: Path) -> list[Path]:
                 "it with --layer-ids or --boundaries, or convert to speculators."
             )
         by_boundary[slot.boundary] = slot.rows
+    twice = [k for place, k in enumerate(capture.wiring) if k in capture.wiring[:place]]
+    if twice:
+        raise DrafttraceError(
+            f"{layout} holds a boundary once, and '{capture.path}' declares {boundary_name(twice[0])} for two slots; "
+            "convert to speculators-v1."
+        )
+    held = set(by_boundary) | ({0} if capture.embed is not None else set())
+    if capture.last is not None and "last-state" not in source.lose:
+        held.add(source.layers if capture.last.boundary is None else capture.last.boundary)
+    short = sorted(k for k in capture.boundaries if k not in held and covered(source, k) < len(source))
+    if short:
+        why = f"{len(short)} boundaries, first {boundary_name(short[0])}, cover only the first {covered(source, short[0])} "
+        refuse(source, "boundaries", layout, f"{why}of {len(source)} tokens")
     by_boundary |= {
-        k: rows for k, rows in capture.boundaries.items() if len(rows) >= len(source) and k not in by_boundary
+        k: rows
+        for k, rows in capture.boundaries.items()
+        if k not in by_boundary and k not in short and k not in held
     }
     if capture.embed is not None:
         by_boundary.setdefault(0, capture.embed.rows)
@@ -239,46 +261,6 @@ def _to_specforge(source: Sample, out: Path) -> list[Path]:
     return [out]
 
 
-def _to_trace(source: Sample, out: Path) -> list[Path]:
-    from drafttrace.tracer.rows import DType
-    from drafttrace.tracer.trace.layout import TensorSpec, TraceLayout
-    from drafttrace.tracer.trace.schema import TARGET_ROW, records
-    from drafttrace.tracer.trace.writer import TraceWriter
-
-    refuse_mask(source, "A trace")
-    refuse_last_boundary(source, "A trace")
-    capture = source.capture
-    states: dict[str, Rows] = {f"aux/{k}": slot.rows for k, slot in enumerate(capture.slots)}
-    if capture.embed is not None:
-        states["embed"] = capture.embed.rows
-    if capture.last is not None:
-        states["last"] = capture.last.rows
-    states |= {f"boundary/{k}": rows for k, rows in capture.boundaries.items() if len(rows) >= len(source)}
-    specs = tuple(TensorSpec(name, rows.width, DType(kind_of(rows))) for name, rows in states.items())
-    wiring: dict[str, Any] = {
-        "boundaries": list(capture.wiring),
-        "source": f"converted from {capture.format}: "
-        + "; ".join(dict.fromkeys(slot.source for slot in capture.slots)),
-        "last_norm": str(capture.last.norm) if capture.last is not None else str(Norm.UNKNOWN),
-        "n": source.layers if capture.last is None or capture.last.boundary in {None, source.layers} else None,
-    }
-    with TraceWriter(
-        out, TraceLayout(specs), request_id="converted", about={"wiring": wiring}, overwrite=True
-    ) as writer:
-        for start in range(0, len(source), BLOCK):
-            stop = min(len(source), start + BLOCK)
-            rows = records(TARGET_ROW, stop - start, position=np.arange(start, stop), phase=Phase.PREFILL, round=-1,
-                             token_id=source.tokens[start:stop], accepted=Accepted.ACCEPTED)  # fmt: skip
-            writer.append_target(rows, {name: _piece(source, part, start, stop) for name, part in states.items()})
-        writer.finish(complete=True, tokens=source.tokens, prompt_length=len(source.tokens))
-    return [out]
-
-
-def _piece(source: Sample, rows: Rows, start: int, stop: int) -> Array:
-    part = dataclasses.replace(source, index=source.index[start:stop])
-    return np.ascontiguousarray(np.concatenate([block for _start, _stop, block in blocks(part, rows)]))
-
-
 def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -302,7 +284,7 @@ def _planned(source: Sample, parts: Sequence[Rows], *, batched: bool = False) ->
 
 
 _WRITERS: dict[str, Callable[[Sample, Path], list[Path]]] = {
-    "trace": _to_trace,
+    "trace": to_trace,
     "safetensors": _to_safetensors,
     "specforge": _to_specforge,
     "speculators-v1": _to_v1,

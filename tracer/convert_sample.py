@@ -58,7 +58,8 @@ def one_row_per_token(capture: Capture, request: Request, lose: frozenset[str], 
             "a prefix-cache hit), and a training dump needs one for every token; record it again with a cold cache."
         )
     for name, present in getattr(capture, "present", {}).items():
-        if name.startswith("aux/") and not present[index].all():
+        given_up = {"embed": "boundaries", "last": "last-state"}.get(name) in lose
+        if (name.startswith("aux/") or name in {"embed", "last"}) and not given_up and not present[index].all():
             raise DrafttraceError(f"'{capture.path}' lacks {name} for some tokens; record it again.")
     mask = capture.mask
     tokens = capture.tokens[: last + 1]
@@ -77,15 +78,51 @@ def one_row_per_token(capture: Capture, request: Request, lose: frozenset[str], 
     return Sample(capture, index, tokens, mask, layers if type(layers) is int else None, lose, target)
 
 
-def left_out_of(source: Sample) -> Iterator[str]:
+def left_out_of(source: Sample, layout: str) -> Iterator[str]:
+    """What the conversion leaves behind: what was given up, and the padding."""
+    yield from recording_of(source, layout)
+    if not _is_trace(source.capture) and _spare(source):
+        yield f"{_spare(source)} rows that are padding, rejected or computed twice"
+
+
+def recording_of(source: Sample, layout: str) -> list[str]:
+    """What only a recorder knows and ``layout`` has no place for."""
     capture = source.capture
-    if capture.draft is not None:
-        yield f"{len(capture.draft.table)} draft rows"
-    spare = len(capture.table) - len(source.index)
-    if spare > 0:
-        yield f"{spare} rows that are padding, rejected or computed twice"
-    if capture.probes:
-        yield "probes and environment"
+    found = [f"{len(capture.draft.table)} draft rows"] if capture.draft is not None else []
+    if _is_trace(capture) and _spare(source):
+        found.append(f"{_spare(source)} rows that are padding, rejected or computed twice")
+    if capture.padding:
+        found.append("hashes of padding rows")
+    if layout != "trace":
+        found += [f"{len(capture.probes)} probes"] if capture.probes else []
+        found += ["the prompt length"] if capture.prompt_length is not None else []
+        if _is_trace(capture):
+            found += [f"the block {name}" for name in capture.about if name != "wiring"]
+    return found
+
+
+def refuse_recording(source: Sample, layout: str) -> None:
+    """Raise DrafttraceError where a recording holds more than the layout, unless it is given up."""
+    found = recording_of(source, layout)
+    if found and "recording" not in source.lose:
+        raise DrafttraceError(
+            f"The layout {layout} cannot hold what only a recording has of '{source.capture.path}': {', '.join(found)}; "
+            "give it up with --lose recording."
+        )
+
+
+def _is_trace(capture: Capture) -> bool:
+    return capture.format.startswith("drafttrace.trace")
+
+
+def _spare(source: Sample) -> int:
+    return max(0, len(source.capture.table) - len(source.index))
+
+
+def covered(source: Sample, k: int) -> int:
+    """How many tokens, from the first one on, have a row of boundary ``k``: a sweep may cover only the first rows."""
+    beyond = np.flatnonzero(source.index >= len(source.capture.boundaries[k]))
+    return int(beyond[0]) if len(beyond) else len(source)
 
 
 def blocks(source: Sample, rows: Rows) -> Iterator[tuple[int, int, Array]]:
@@ -161,7 +198,8 @@ def refuse_sweep(source: Sample, layout: str) -> None:
     held = {k for k in source.capture.wiring if k is not None}
     if source.capture.last is not None and source.capture.last.boundary is not None:
         held.add(source.capture.last.boundary)
-    spare = sorted(set(source.capture.boundaries) - held - ({source.layers} if source.capture.last else set()))
+    own = set(source.capture.boundaries) | ({0} if source.capture.embed is not None else set())
+    spare = sorted(own - held - ({source.layers} if source.capture.last else set()))
     if spare:
         refuse(
             source,

@@ -41,6 +41,7 @@ class Loss(StrEnum):
     LAST_STATE = "last-state"
     BOUNDARIES = "boundaries"
     FIRST_TOKEN = "first-token"
+    RECORDING = "recording"
 
 
 def convert(
@@ -92,9 +93,9 @@ def convert(
         return
     console = output.console()
     for path in written.paths:
-        console.print(str(path), markup=False)
+        console.print(str(path), markup=False, soft_wrap=True)
     for what in written.left_out:
-        console.print(f"left out: {what}", markup=False, style="dim")
+        console.print(f"left out: {what}", markup=False, style="dim", soft_wrap=True)
 
 
 def add_to(app: typer.Typer) -> None:
@@ -103,7 +104,7 @@ def add_to(app: typer.Typer) -> None:
         rich_help_panel=TRAINING,
         epilog=examples(
             (
-                "drafttrace convert trace.h5 out.safetensors --to safetensors --lose last-state",
+                "drafttrace convert trace.h5 out.safetensors --to safetensors --lose last-state --lose recording",
                 "slots and boundaries as tensors that any tool opens",
             ),
             (

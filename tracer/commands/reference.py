@@ -173,10 +173,11 @@ def reference(
         output.console(stderr=True).print(
             f"The slots are {wiring_name(served)}, as the trace was served; if training used others, say so with --wiring.",
             markup=False,
+            soft_wrap=True,
         )
     if not quiet:
         for path in paths:
-            output.console().print(str(path), markup=False)
+            output.console().print(str(path), markup=False, soft_wrap=True)
 
 
 def add_to(app: typer.Typer) -> None:

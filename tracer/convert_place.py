@@ -1,0 +1,101 @@
+"""Where a conversion may be written: never over its source, and never among the samples of another dump."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from drafttrace.tracer.dumps.folder import sample_files
+from drafttrace.tracer.errors import DrafttraceError, OutputExists
+
+# What a folder layout writes besides its sample, by layout: files that speak for the sample, so that an old one beside a
+# new sample would declare what the new one does not say. The first entry is the sample.
+_OWN = {
+    "speculators-v1": ("data_0.pt", "data_config.json", "sample_lengths.json"),
+    "speculators": (
+        "hidden_states/hs_0.safetensors",
+        "data-00000-of-00001.arrow",
+        "dataset_info.json",
+        "state.json",
+    ),
+}
+
+
+def refuse_in_place(source: Path, out: Path) -> None:
+    """Raise OutputExists where writing ``out`` would replace ``source``, or put a file into its folder."""
+    given, wanted = Path(os.path.realpath(source)), Path(os.path.realpath(out))
+    same = given == wanted or given in wanted.parents or (wanted in given.parents and wanted.is_dir())
+    with contextlib.suppress(OSError):
+        same = same or os.path.samefile(source, out)
+    if same:
+        raise OutputExists(
+            f"The output '{out}' is the source '{source}' or lies in one folder with it, and converting must not replace "
+            "what it reads; give another name."
+        )
+
+
+@contextmanager
+def new_file(out: Path) -> Iterator[Path]:
+    """A name beside ``out`` to write to; it takes the place of ``out`` when the block ends well."""
+    part = out.with_name(f".{out.name}.part")
+    try:
+        yield part
+        os.replace(part, out)
+    except OSError as error:
+        raise OutputExists(
+            f"The output '{out}' cannot be written ({error.strerror or error}); choose another."
+        ) from None
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink()
+
+
+def write_folder(out: Path, layout: str, write: Callable[[Path], list[Path]]) -> list[Path]:
+    """Let ``write`` fill a new folder, then put its files in the place of the layout's own files in ``out``.
+
+    The old companions are gone before the new sample stands there. Returns the paths of the files.
+    Raises OutputExists where ``out`` holds other samples, or cannot be written.
+    """
+    own = _OWN[layout]
+    if out.is_dir():
+        _refuse_others(out, own)
+    part = out.with_name(f".{out.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    try:
+        part.mkdir(parents=True)
+        made = [path.relative_to(part) for path in write(part)]
+        for name in own:
+            (out / name).unlink(missing_ok=True)
+        for name in sorted(made, key=lambda name: str(name) == own[0]):  # the sample last
+            (out / name).parent.mkdir(parents=True, exist_ok=True)
+            os.replace(part / name, out / name)
+    except OSError as error:
+        raise OutputExists(
+            f"The folder '{out}' cannot be written ({error.strerror or error}); choose another."
+        ) from None
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return [out / name for name in made]
+
+
+def _refuse_others(out: Path, own: tuple[str, ...]) -> None:
+    mine = {out / name for name in own}
+    others = [path for path in (*sample_files(out), *sorted(out.rglob("*.arrow"))) if path not in mine]
+    if others:
+        raise OutputExists(
+            f"The folder '{out}' holds other samples, such as '{others[0].relative_to(out)}', which the new one would be "
+            "mixed with; give an empty folder."
+        )
+
+
+def refuse_config_above(out: Path) -> None:
+    """A v1 sample without layer ids takes those of a ``data_config.json`` one folder above it."""
+    above = out.absolute().parent / "data_config.json"
+    if above.is_file():
+        raise DrafttraceError(
+            f"'{above}' would declare layer ids for the sample in '{out}', which has none; give a folder elsewhere."
+        )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import resource
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -183,3 +185,25 @@ def test_scales_that_are_not_one_a_row_are_not_read(tmp_path: Path) -> None:
     )
     with pytest.raises(UnreadableFile, match="has 5,000,000 scales for 4 rows"):
         open_capture(str(tmp_path / "hs_0.safetensors"))
+
+
+@pytest.mark.parametrize("how", ["external", "link"])
+def test_a_trace_that_names_another_file_is_refused(how: str, tmp_path: Path) -> None:
+    trace = Path(__file__).resolve().parents[2] / "traces/tiny-llama/healthy.h5"
+    path = tmp_path / "trace.h5"
+    shutil.copy(trace, path)
+    with h5py.File(path, "a") as file:
+        shape, kind = file["target/last"].shape, file["target/last"].id.get_type()
+        size = math.prod(shape) * kind.get_size()
+        about = dict(file["target/last"].attrs)
+        del file["target/last"]
+        if how == "link":
+            file["target/last"] = h5py.ExternalLink(str(trace), "target/last")
+        else:
+            (tmp_path / "secret").write_bytes(bytes(size))
+            plan = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+            plan.set_external(str(tmp_path / "secret").encode(), 0, size)
+            h5py.h5d.create(file.id, b"target/last", kind, h5py.h5s.create_simple(shape), plan)
+            file["target/last"].attrs.update(about)
+    with pytest.raises(UnreadableFile, match="keeps /target/last in another file"):
+        open_capture(str(path))

@@ -48,7 +48,14 @@ class TraceFile:
         with self.reading(f"/{name}"):
             there = name in self.file
             if there:
-                return h5py.Dataset(h5d.open(self.file.id, name.encode(), uncached()))
+                found = h5py.Dataset(h5d.open(self.file.id, name.encode(), uncached()))
+                # HDF5 would follow whatever path a stranger's file names.
+                if found.external or found.is_virtual or found.file.filename != self.file.filename:
+                    raise UnreadableFile(
+                        f"{self.path} keeps /{name} in another file, and drafttrace follows no path that a file names; "
+                        "record the request again"
+                    )
+                return found
         raise UnreadableFile(f"{self.path} is not whole: /{name} is missing; record the request again")
 
     @contextlib.contextmanager

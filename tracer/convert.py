@@ -135,7 +135,11 @@ def _to_safetensors(source: Sample, out: Path) -> list[Path]:
         )
     held = set(by_boundary) | ({0} if capture.embed is not None else set())
     if capture.last is not None and "last-state" not in source.lose:
-        held.add(source.layers if capture.last.boundary is None else capture.last.boundary)
+        held |= {
+            k
+            for k in (capture.last.boundary, source.layers if capture.last.boundary is None else None)
+            if k is not None
+        }
     short = sorted(k for k in capture.boundaries if k not in held and covered(source, k) < len(source))
     if short:
         why = f"{len(short)} boundaries, first {boundary_name(short[0])}, cover only the first {covered(source, short[0])} "

@@ -70,9 +70,9 @@ def write_folder(out: Path, layout: str, write: Callable[[Path], list[Path]]) ->
         made = [path.relative_to(part) for path in write(part)]
         for name in own:
             (out / name).unlink(missing_ok=True)
-        for name in sorted(made, key=lambda name: str(name) == own[0]):  # the sample last
-            (out / name).parent.mkdir(parents=True, exist_ok=True)
-            os.replace(part / name, out / name)
+        for place in sorted(made, key=lambda place: str(place) == own[0]):  # the sample last
+            (out / place).parent.mkdir(parents=True, exist_ok=True)
+            os.replace(part / place, out / place)
     except OSError as error:
         raise OutputExists(
             f"The folder '{out}' cannot be written ({error.strerror or error}); choose another."

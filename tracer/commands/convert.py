@@ -104,8 +104,9 @@ def add_to(app: typer.Typer) -> None:
         rich_help_panel=TRAINING,
         epilog=examples(
             (
-                "drafttrace convert trace.h5 out.safetensors --to safetensors --lose last-state --lose recording",
-                "slots and boundaries as tensors that any tool opens",
+                "drafttrace convert trace.h5 out.safetensors --to safetensors --lose last-state --lose recording "
+                "--lose boundaries",
+                "the slots as tensors that any tool opens",
             ),
             (
                 "drafttrace convert data_0.pt out.safetensors --to safetensors --lose loss-mask",

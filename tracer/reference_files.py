@@ -166,7 +166,7 @@ def _refuse_foreign(path: Path, stored: SafetensorsFile | None) -> None:
 def refuse_inputs(paths: Sequence[Path], target: Path, sources: Sequence[Path]) -> None:
     """Raise OutputExists where an output would replace a source, or lie among the target's weights."""
     given = {os.path.realpath(source): source for source in sources}
-    weights = os.path.realpath(target)
+    weights = os.path.realpath(target) if any(path.name.endswith(_WEIGHTS) for path in target.iterdir()) else None
     for path in paths:
         real = os.path.realpath(path)
         if real in given:

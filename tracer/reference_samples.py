@@ -6,11 +6,9 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from drafttrace.tracer.boundary import wiring_name
 from drafttrace.tracer.capture import Capture, Ints
 from drafttrace.tracer.dumps.folder import open_collection
 from drafttrace.tracer.dumps.registry import FieldMap, Request
-from drafttrace.tracer.errors import DrafttraceError
 from drafttrace.tracer.open import is_trace_file, open_capture, read_sample, split_spec
 from drafttrace.tracer.reference import tokens_of
 
@@ -58,22 +56,3 @@ def numbers_of(sources: Sequence[Source], more: int) -> list[int]:
     if len(sources) == 1 and not more:
         return list(sources[0].numbers)
     return list(range(sum(len(source.tokens) for source in sources) + more))
-
-
-def served_wiring(sources: Sequence[Source]) -> tuple[int, ...] | None:
-    """The wiring that the traces were served with; None where none of them tells one.
-
-    Raises DrafttraceError where they were served with different ones.
-    """
-    found: dict[tuple[int, ...], str] = {}
-    for source in sources:
-        if source.trace is not None:
-            known = tuple(k for k in source.trace.wiring if k is not None)
-            if known and len(known) == len(source.trace.slots):
-                found.setdefault(known, source.trace.path)
-    if len(found) > 1:
-        told = " and ".join(f"{wiring_name(wiring)} ('{path}')" for wiring, path in list(found.items())[:2])
-        raise DrafttraceError(
-            f"The traces were served with the wirings {told}; say which to declare with --wiring."
-        )
-    return next(iter(found), None)

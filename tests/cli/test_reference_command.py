@@ -95,15 +95,14 @@ def test_a_file_of_no_known_layout_gives_its_tokens(tmp_path: Path) -> None:
     assert open_capture(str(out)).tokens.tolist() == ids.tolist()
 
 
-def test_the_slots_are_those_of_the_trace_and_boundaries_only_add(tmp_path: Path) -> None:
-    """``--boundaries B0,B3,B31,B59`` declared four slots."""
+def test_the_slots_are_the_canonical_ones_and_boundaries_only_add(tmp_path: Path) -> None:
+    """``--boundaries B0,B3,B31,B59`` declared four slots. The served wiring is not taken over: it would always match."""
     arguments = ("--from", TRACE, "--target", KIMI / "target", "--boundaries", "B59")
     done = run(*arguments, "-o", tmp_path / "a.safetensors")
-    assert done.returncode == 0 and slots(tmp_path / "a.safetensors") == [0, 3, 31]
-    assert "[B0, B3, B31], as the trace was served" in done.stderr
-    assert json.loads(read_safetensors(tmp_path / "a.safetensors").metadata["boundaries"]) == [59, 0, 3, 31, 61]
-    done = run(*arguments, "--wiring", "B2,B30,B58", "-o", tmp_path / "b.safetensors")
-    assert done.returncode == 0 and slots(tmp_path / "b.safetensors") == [2, 30, 58]
+    assert done.returncode == 0 and slots(tmp_path / "a.safetensors") == [2, 30, 58]
+    assert json.loads(read_safetensors(tmp_path / "a.safetensors").metadata["boundaries"]) == [59, 2, 30, 58, 61]
+    done = run(*arguments, "--wiring", "B0,B3,B31", "-o", tmp_path / "b.safetensors")
+    assert done.returncode == 0 and slots(tmp_path / "b.safetensors") == [0, 3, 31]
     assert done.stderr == ""
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from drafttrace.tracer import output
-from drafttrace.tracer.boundary import parse_wiring, wiring_name
+from drafttrace.tracer.boundary import parse_wiring
 from drafttrace.tracer.commands.common import TRAINING, Quiet, Verbose, examples
 from drafttrace.tracer.commands.reading import (
     PANEL,
@@ -104,7 +104,7 @@ def reference(
         typer.Option(
             "--wiring",
             metavar="B0,B3,B31",
-            help="The wiring that training used (default: the one that the trace was served with, else the canonical one).",
+            help="The wiring that training used (default: the canonical one).",
         ),
     ] = None,
     dtype: Annotated[Precision, typer.Option(help="Number format that the target runs in.")] = Precision.AUTO,
@@ -134,11 +134,12 @@ def reference(
 ) -> None:
     """Run the target with transformers and store its boundaries, for people who kept no dump.
 
-    The target is the one that the trace was served with, unless --target says otherwise.
+    The target is the one that the trace was served with, unless --target says otherwise. Its wiring is not taken over: a
+    reference wired as the server was would match whatever the server does.
     """
     from drafttrace.tracer.open import split_spec
     from drafttrace.tracer.reference import make_reference
-    from drafttrace.tracer.reference_samples import numbers_of, read_source, served_wiring
+    from drafttrace.tracer.reference_samples import numbers_of, read_source
     from drafttrace.tracer.served_paths import folder_of
 
     which = _which(boundaries)
@@ -153,14 +154,13 @@ def reference(
     samples = [sample for source in read for sample in source.tokens] + typed
     if not samples:
         raise DrafttraceError("There are no tokens to run; give --from, --input-ids or --prompt.")
-    served = served_wiring(read) if stated is None else None
     with _progress(quiet) as progress:
         paths = make_reference(
             target,
             samples,
             out,
             boundaries=which,
-            slots=stated if stated is not None else served,
+            slots=stated,
             dtype=dtype.value,
             device_map=device_map,
             batch_size=batch_size,
@@ -168,12 +168,6 @@ def reference(
             force=force,
             progress=progress,
             keep=[split_spec(spec)[0] for spec in sources or []],
-        )
-    if served is not None and not quiet:
-        output.console(stderr=True).print(
-            f"The slots are {wiring_name(served)}, as the trace was served; if training used others, say so with --wiring.",
-            markup=False,
-            soft_wrap=True,
         )
     if not quiet:
         for path in paths:
@@ -191,7 +185,7 @@ def add_to(app: typer.Typer) -> None:
             ),
             (
                 "drafttrace reference --from trace.h5 --target ./target -o all.safetensors",
-                "every boundary, with the wiring that the trace was served with",
+                "every boundary, with the canonical wiring in the slots",
             ),
             (
                 "drafttrace reference --from dump --target ./target --batch-size 8 -o references",

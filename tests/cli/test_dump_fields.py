@@ -98,7 +98,9 @@ def test_diff_and_replay_and_check_read_it_as_the_dump_that_it_is(mine: Path, ev
     assert named["wirings"][0]["score"] is not None
     named, known = (answer("check", "--dump", *source, *pair) for source in ((mine, *everything), (DUMP,)))
     assert named["exit_code"] == known["exit_code"]
-    assert [f["id"] for f in named["findings"]] == [f["id"] for f in known["findings"]]
+    # That the last state is B59 only the known layout's file says.
+    told = [f["id"] for f in known["findings"] if f["id"] != "last-not-last"]
+    assert [f["id"] for f in named["findings"]] == told and "slot-shift" in told
 
 
 @pytest.mark.parametrize(

@@ -154,14 +154,18 @@ def test_messages_go_through_the_chat_template(served: Any, tmp_path: Path) -> N
 
 
 def test_a_trace_that_is_there_is_kept(served: Any, pairs: Mapping[str, Any], tmp_path: Path) -> None:
-    out = tmp_path / "t.h5"
-    out.write_bytes(b"precious")
-    url = served("tiny-llama").url
-    done = drafttrace("record", "--url", url, "--prompt", "hello", "-o", out)
-    assert done.returncode == 2 and "exists already" in done.stderr and out.read_bytes() == b"precious"
-    done = drafttrace("record", "--url", url, "--prompt", "hello", "-o", out, "--force", "--max-new-tokens", "4")
+    out, note = tmp_path / "t.h5", tmp_path / "note"
+    note.write_bytes(b"precious")
+    record = ("record", "--url", served("tiny-llama").url, "--prompt", "hello", "--max-new-tokens", "4", "-o")
+    assert drafttrace(*record, out).returncode == 0
+    first = out.read_bytes()
+    done = drafttrace(*record, out)
+    assert done.returncode == 2 and "exists already" in done.stderr and out.read_bytes() == first
+    done = drafttrace(*record, out, "--force")
     assert done.returncode == 0, done.stderr
-    assert out.read_bytes()[:4] == b"\x89HDF"
+    assert out.read_bytes()[:4] == b"\x89HDF" and out.read_bytes() != first
+    done = drafttrace(*record, note, "--force")
+    assert done.returncode == 2 and "no trace" in done.stderr and note.read_bytes() == b"precious"
 
 
 def test_ctrl_c_leaves_nothing_behind(served: Any, tmp_path: Path) -> None:

@@ -231,15 +231,17 @@ def run_python(page: Path, folder: Path) -> None:
 
 def updated(page: Path, folder: Path) -> str:
     """The page with what its commands print now; blocks that promise nothing, or use ``...``, stay as they are."""
-    lines = page.read_text(encoding="utf-8").splitlines()
-    for block in reversed(list(blocks_of(page))):
+    shown: list[tuple[int, int, list[str]]] = []  # first line, lines now, lines then
+    for block in blocks_of(page):
         if block.language != "console" or block.live or block.not_run:
             continue
-        for step in reversed(block.steps):
+        for step in block.steps:  # a later one may use what an earlier one wrote
             _, printed = run_command(step.command, folder)
             if any(step.output) and "..." not in {line.strip() for line in step.output}:
-                start = step.line + step.command.count("\n")
                 while printed and not printed[-1]:
                     printed.pop()
-                lines[start : start + len(step.output)] = printed
+                shown.append((step.line + step.command.count("\n"), len(step.output), printed))
+    lines = page.read_text(encoding="utf-8").splitlines()
+    for start, count, printed in reversed(shown):
+        lines[start : start + count] = printed
     return "\n".join(lines) + "\n"

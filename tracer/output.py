@@ -39,8 +39,12 @@ def check_writable(path: Path, *, force: bool, what: str = "output") -> None:
     refuse_device(path, what)
     if os.path.lexists(path) and not force:
         raise OutputExists(f"The {what} '{path}' exists already; give another name, or --force to replace it.")
-    if path.is_file() and path.stat().st_size > 0 and not _is_hdf5(path):
-        raise OutputExists(f"The {what} '{path}' would replace a file that is no trace; give another name.")
+    from drafttrace.tracer.open import is_trace_file
+
+    if path.is_file() and path.stat().st_size > 0 and not is_trace_file(path):
+        raise OutputExists(
+            f"The {what} '{path}' is there and is no trace, or not a whole one; give another name, or delete it first."
+        )
     folder = path.parent
     if not folder.is_dir():
         raise OutputExists(f"The folder '{folder}' of the {what} does not exist; make it first.")
@@ -52,11 +56,6 @@ def check_writable(path: Path, *, force: bool, what: str = "output") -> None:
         ) from None
     os.close(handle)
     os.unlink(probe)
-
-
-def _is_hdf5(path: Path) -> bool:
-    with path.open("rb") as stream:
-        return stream.read(8) == b"\x89HDF\r\n\x1a\n"
 
 
 def refuse_twice(*paths: Path | str | None) -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import h5py
 import pytest
 
 from drafttrace.tracer.errors import OutputExists
@@ -196,6 +197,9 @@ def test_record_replaces_traces_only(tmp_path: Path) -> None:
     says(run(*record, dump, "-o", dump), str(dump), "no trace")
     says(run(*record, dump, "-o", config), str(config), "no trace")
     says(run(*record, TRACE, "-o", TRACE), str(TRACE), "the dump that is read")
+    with h5py.File(tmp_path / "dump.h5", "w") as plain:  # a dump in HDF5 is no trace either
+        plain["ids"] = [1, 2, 3]
+    says(run(*record, dump, "-o", tmp_path / "dump.h5"), "dump.h5", "no trace")
     says(run(*record, dump, "-o", "-"), "standard output")
     assert dump.read_bytes() == DUMP.read_bytes() and config.read_text() == "{}"
     assert not Path("-").exists()

@@ -348,8 +348,10 @@ def record(
     elif input_ids is not None:
         source = Prompt(input_ids=read_ids(input_ids))
     else:
+        from drafttrace.tracer.open import split_spec
+
         source = prompt_of_dump(str(from_dump), whole=whole)
-        if out.exists() and out.samefile(str(from_dump).rpartition("#")[0] or str(from_dump)):
+        if out.exists() and out.samefile(split_spec(str(from_dump))[0]):
             raise OutputExists(f"The trace '{out}' would replace the dump that is read; give another name.")
     recorded = record_one(
         Client(url, api_key=api_key),

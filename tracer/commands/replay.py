@@ -128,6 +128,7 @@ def replay(
         mapping=dump.mapping,
         request=dump.request,
     )
+    output.refuse_twice(markdown, json_out)
     with output.status("the draft runs", quiet=quiet):
         found = run(
             captures,
@@ -141,7 +142,6 @@ def replay(
             ignore_switches=ignore or (),
             slots_are=_wirings([slots_are])[0] if slots_are is not None else None,
         )
-    output.refuse_twice(markdown, json_out)
     if markdown is not None:
         output.write_text(markdown, render.markdown(found))
     output.emit(json_out, found.to_json, lambda: render.terminal(found, output.console()), quiet=quiet)

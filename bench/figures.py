@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import statistics
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -25,11 +27,20 @@ class Figure:
     unit: str
     detail: str
 
+    def __post_init__(self) -> None:
+        """Numbers that came out of numpy become Python's own: JSON knows no numpy scalar, nor what compares them."""
+        object.__setattr__(self, "value", float(self.value))
+        object.__setattr__(self, "target", None if self.target is None else float(self.target))
+
     @property
     def good(self) -> bool:
         if self.target is None:
             return True
         return self.value >= self.target if self.at_least else self.value <= self.target
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; None for a value that was not measured."""
+        return {**asdict(self), "good": self.good, "value": self.value if math.isfinite(self.value) else None}
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ import os
 import platform
 import sys
 import tempfile
-from dataclasses import asdict
 from pathlib import Path
 
 from bench.figures import Figure
@@ -38,8 +37,8 @@ def main() -> int:
 
         about = {"machine": platform.machine(), "processors": os.cpu_count(), "load": os.getloadavg()[0],
                  "kernel": native.description(), "runs": options.runs}  # fmt: skip
-        listed = [{**asdict(f), "good": f.good, "value": f.value if f.value == f.value else None} for f in figures]
-        options.json.write_text(json.dumps({**about, "figures": listed}, indent=1) + "\n")
+        listed = [figure.to_json() for figure in figures]
+        options.json.write_text(json.dumps({**about, "figures": listed}, indent=1, allow_nan=False) + "\n")
     return int(not all(figure.good for figure in figures))
 
 

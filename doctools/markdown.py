@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 
@@ -20,6 +20,15 @@ def table(*headers: str, rows: Iterator[tuple[str, ...]] | list[tuple[str, ...]]
     yield "|" + "---|" * len(headers)
     yield from ("| " + " | ".join(row) + " |" for row in rows)
     yield ""
+
+
+def between(text: str, parts: Mapping[str, Iterator[str]]) -> str:
+    """A page with its made parts anew, each between its ``begin`` and ``end`` comments."""
+    for name, lines in parts.items():
+        begin, end = f"<!-- begin: {name} -->", f"<!-- end: {name} -->"
+        head, rest = text.split(begin)
+        text = head + begin + "\n" + "\n".join(lines).strip() + "\n" + end + rest.split(end)[1]
+    return text
 
 
 def docstring(thing: Any) -> Iterator[str]:

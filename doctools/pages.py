@@ -11,6 +11,7 @@ from typing import Any
 
 from doctools.command_page import command_line
 from doctools.markdown import cell, docstring, table
+from doctools.pairs_page import README, pairs_page
 from doctools.python_page import python_interface
 from doctools.readme import readme
 
@@ -32,7 +33,7 @@ def generated() -> dict[Path, str]:
         "thresholds.md": thresholds,
     }
     made = {folder / name: "\n".join([NOTE, "", *maker()]).rstrip() + "\n" for name, maker in makers.items()}
-    return {**made, ROOT / "README.md": readme()}
+    return {**made, ROOT / "README.md": readme(), README: pairs_page()}
 
 
 # --- findings ------------------------------------------------------------------------------------------------------

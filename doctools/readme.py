@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from doctools.markdown import cell, table
+from doctools.markdown import between, cell, table
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -46,12 +46,9 @@ _DUMPERS = {
 def readme() -> str:
     """The README with its tables made anew, between their ``begin`` and ``end`` comments."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    parts = {"findings": _named, "formats": _read, "commands": _commands, "versions": _versions}
-    for name, maker in parts.items():
-        begin, end = f"<!-- begin: {name} -->", f"<!-- end: {name} -->"
-        head, rest = text.split(begin)
-        text = head + begin + "\n" + "\n".join(maker()).strip() + "\n" + end + rest.split(end)[1]
-    return text
+    return between(
+        text, {"findings": _named(), "formats": _read(), "commands": _commands(), "versions": _versions()}
+    )
 
 
 def _named() -> Iterator[str]:

@@ -78,8 +78,8 @@ PLANS = {
             DeepseekShape(layers=11),
             TargetPlan(steps=620, middle=6, flat=0.5, echo_steps=220),
         ),
-        target=TargetPlan(steps=200, middle=31, least_change=0.14, matrix_rate=0.006, other_rate=0.003, seed=12),
-        draft=DraftPlan(wiring=(0, 3, 31), steps=600, seed=DUMP_SEED),
+        target=TargetPlan(steps=170, middle=31, least_change=0.14, matrix_rate=0.006, other_rate=0.003, seed=12),
+        draft=DraftPlan(wiring=(0, 3, 31), steps=500, seed=DUMP_SEED),
         layer_ids=[2, 30, 58],
         dumped=[0, 3, 31, 59],
         dumped_ids=[-1, 2, 30, 58],
@@ -179,8 +179,8 @@ def simulated_accept_lengths(
     return found
 
 
-def write_log(plan: PairPlan, out: Path, extra: dict[str, Any]) -> None:
-    """Dump the training samples and write training_log.json beside them."""
+def write_log(plan: PairPlan, out: Path, extra: dict[str, Any], begun: float | None) -> None:
+    """Dump the training samples and write training_log.json beside them. begun: when the first stage began, if all ran."""
     tokenizer, target, draft = (
         ChatTokenizer(out / "target"),
         load_target(out / "target"),
@@ -206,6 +206,8 @@ def write_log(plan: PairPlan, out: Path, extra: dict[str, Any]) -> None:
         "neighbour_distance": [round(d, 4) for d in offline.neighbour_distances(joined)],
         **extra,
     }
+    if begun is not None:
+        log["minutes_from_nothing"] = round((time.time() - begun) / 60, 1)
     (out / "training_log.json").write_text(json.dumps(log, indent=1) + "\n")
     print(json.dumps({k: log[k] for k in ("steps_on_held_out", "simulated_accept_length", "neighbour_distance")}))
 
@@ -216,7 +218,8 @@ def make(plan: PairPlan, out: Path, only: str | None) -> None:
     extra: dict[str, Any] = {}
     if log.exists():
         old = json.loads(log.read_text())
-        extra = {k: old[k] for k in ("target_training", "draft_training") if k in old}
+        kept = ("target_training", "draft_training", *(("minutes_from_nothing",) if only == "dump" else ()))
+        extra = {k: old[k] for k in kept if k in old}
     begun = time.time()
     if only in (None, "target"):
         print(describe(plan.shape), flush=True)
@@ -224,12 +227,12 @@ def make(plan: PairPlan, out: Path, only: str | None) -> None:
         target, extra["target_training"] = trained_target(plan, ChatTokenizer(out / "target"))
         target.save(out / "target")
     if only in (None, "draft"):
-        target, begun = load_target(out / "target"), time.time()
+        target, draft_begun = load_target(out / "target"), time.time()
         draft = train_draft(target, ChatTokenizer(out / "target"), plan.draft_shape, plan.draft)
         draft.save(out / "draft", plan.layer_ids)
-        extra["draft_training"] = {"steps": plan.draft.steps, "seconds": round(time.time() - begun)}
+        extra["draft_training"] = {"steps": plan.draft.steps, "seconds": round(time.time() - draft_begun)}
     if only in (None, "draft", "dump"):
-        write_log(plan, out, extra)
+        write_log(plan, out, extra, begun if only is None else None)
 
 
 def main() -> None:

@@ -158,7 +158,7 @@ class Client:
             answer = self._json("POST", path, body, timeout=timeout)
         except _Refused as refusal:
             raise ServerProblem(
-                f"The server at {self.url} refused the request: {_sentence(refusal.text)}"
+                f"The server at {self.url} refused the request: {_sentence(refusal.text)} {_remedy(refusal.text)}"
             ) from None
         if prompt.messages is None:
             return Generated(
@@ -306,6 +306,13 @@ def _error_text(data: bytes) -> str:
         if isinstance(found, dict) and found.get(key):
             found = found[key]
     return found if isinstance(found, str) else json.dumps(found)[:300]
+
+
+def _remedy(refusal: str) -> str:
+    """What to change about a request that SGLang refused; only the server counts the tokens of a text."""
+    if "context length" in refusal:
+        return "Lower --max-new-tokens or use a shorter prompt."
+    return "Change the request, or look for the reason in the server's log."
 
 
 def _sentence(text: str) -> str:

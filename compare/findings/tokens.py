@@ -109,7 +109,7 @@ def _no_overlap(facts: Facts, alignment: Alignment) -> Finding:
     first = f"token {d.index}, the first that both sides know," if d.index else "the first one"
     return finding(
         "no-overlap",
-        f"The two sides share no tokens: {first} differs already (id {d.left_id} against {d.reference_id}){texts}.",
+        f"The two sides hold different prompts: {first} differs already (id {d.left_id} against {d.reference_id}){texts}.",
         confidence=0.99,
         evidence={"first_ids": [d.left_id, d.reference_id], "index": d.index},
         remedy=(
@@ -145,7 +145,8 @@ def _divergence(facts: Facts, alignment: Alignment) -> Finding:
         },
         remedy=(
             "Use the chat template (and the thinking and generation-prompt switches) of training when serving; to compare "
-            "tensors all the same, record with --from-dump."
+            "tensors all the same, record with --from-dump. Where one of the texts is no language, that side was made "
+            "with another tokenizer: dump again with the tokenizer that is served."
         ),
     )
 

@@ -134,6 +134,16 @@ def test_record_of_a_prompt_longer_than_the_context(web: tuple[str, type[Answers
     assert not out.exists()
 
 
+def test_record_of_a_text_with_more_new_tokens_than_the_context_holds(
+    web: tuple[str, type[Answers]], tmp_path: Path
+) -> None:
+    url, handler = web
+    healthy(handler, context_length=16)
+    out = tmp_path / "t.h5"
+    says(run("record", "--url", url, "--prompt", "x", "-o", out), "--max-new-tokens 64", "length of 16", "lower it")
+    assert not out.exists()
+
+
 def test_record_of_an_empty_prompt(web: tuple[str, type[Answers]], tmp_path: Path) -> None:
     url, handler = web
     healthy(handler)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -136,6 +137,40 @@ def test_a_prompt_longer_than_the_context_is_refused(served: Any, tmp_path: Path
     done = drafttrace("record", "--url", served("tiny-llama").url, "--input-ids", ids, "-o", tmp_path / "t.h5")
     assert done.returncode == 2 and "context length" in done.stderr and "50000" in done.stderr
     assert not (tmp_path / "t.h5").exists()
+
+
+def test_a_text_longer_than_the_context_is_refused_with_a_remedy(served: Any, tmp_path: Path) -> None:
+    """Only the server can count a text's tokens; what it said was shown alone, without what to do."""
+    text, messages = tmp_path / "text", tmp_path / "messages.json"
+    text.write_text("Count from 3 to 9. " * 5_000)
+    messages.write_text(json.dumps([{"role": "user", "content": text.read_text()}]))
+    url = served("tiny-llama").url
+    for given in (("--prompt-file", text), ("--messages", messages)):
+        done = drafttrace("record", "--url", url, *given, "-o", tmp_path / "t.h5")
+        assert done.returncode == 2 and "context length" in done.stderr, done.stderr
+        assert "Lower --max-new-tokens or use a shorter prompt." in done.stderr
+        assert len(done.stderr.splitlines()) == 1 and not (tmp_path / "t.h5").exists()
+
+
+def test_more_new_tokens_than_the_context_holds_are_refused(served: Any, tmp_path: Path) -> None:
+    url, out = served("tiny-llama").url, tmp_path / "t.h5"
+    done = drafttrace("record", "--url", url, "--prompt", "hello", "--max-new-tokens", "1000000", "-o", out)
+    assert done.returncode == 2 and "--max-new-tokens 1000000" in done.stderr and "lower it" in done.stderr
+    assert not out.exists()
+
+
+def test_a_hook_that_sglang_has_no_symbol_for_is_named(
+    start_server: Callable[..., Any], pairs: Mapping[str, Any], tmp_path: Path
+) -> None:
+    """A real server on an SGLang whose ``verify`` has another name, as a release could have it."""
+    site = str(Path(__file__).parent / "fault_site")
+    path = os.pathsep.join(filter(None, [site, os.environ.get("PYTHONPATH", "")]))
+    env = {"PYTHONPATH": path, "DRAFTTRACE_TEST_RENAMED": "1"}
+    url = start_server(args_of(pairs["tiny-llama"]), env=env, fresh=True).url
+    done = drafttrace("record", "--url", url, "--prompt", "hello", "-o", tmp_path / "t.h5")
+    assert done.returncode == 2 and "A hook did not apply" in done.stderr, done.stderr
+    assert "EAGLEWorkerV2.verify" in done.stderr and "drafttrace doctor" in done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_messages_go_through_the_chat_template(served: Any, tmp_path: Path) -> None:

@@ -143,6 +143,12 @@ def new_corner() -> str:
 
 def check_prompt(prompt: Prompt, sampling: Sampling, health: Health) -> None:
     """Raise DrafttraceError for what the server would refuse or silently cut."""
+    limit = health.context_length
+    if prompt.input_ids is None and limit is not None and sampling.max_new_tokens >= limit:
+        raise DrafttraceError(
+            f"--max-new-tokens {sampling.max_new_tokens} leaves no room for a prompt in the server's context length of "
+            f"{limit}; lower it."
+        )
     if prompt.messages is not None:
         if not prompt.messages:
             raise DrafttraceError("The list of messages is empty; give at least one.")
@@ -164,7 +170,6 @@ def check_prompt(prompt: Prompt, sampling: Sampling, health: Health) -> None:
             f"The token {prompt.input_ids[where]} at position {where} is outside the served model's vocabulary of "
             f"{health.vocab_size}; the prompt was made with another tokenizer."
         )
-    limit = health.context_length
     if limit is not None and count + sampling.max_new_tokens > limit:
         raise DrafttraceError(
             f"The prompt of {count} tokens and {sampling.max_new_tokens} new ones exceed the server's context length "

@@ -2,6 +2,8 @@
 
 The file that DRAFTTRACE_TEST_FAULT names holds the fault that is in force: ``tap``, ``writer``, ``disk`` or ``thread``.
 Nothing is replaced but the one function that fails; everything around it is the real thing.
+
+With DRAFTTRACE_TEST_RENAMED set, SGLang's ``EAGLEWorkerV2.verify`` has another name, as a release could give it.
 """
 
 import errno
@@ -11,6 +13,7 @@ import os
 import sys
 
 _FILE = os.environ.get("DRAFTTRACE_TEST_FAULT", "")
+_RENAMED = os.environ.get("DRAFTTRACE_TEST_RENAMED", "")
 
 
 def _fault():
@@ -61,11 +64,26 @@ def _break_thread(module):
     module._attempt = broken
 
 
-_BREAKERS = {
+def _rename_verify(module):
+    worker = module.EAGLEWorkerV2
+    worker.verify_under_another_name = worker.verify
+    del worker.verify
+
+    def found(self, name):  # the callers of that release would say the other name
+        if name == "verify":
+            return self.verify_under_another_name
+        raise AttributeError(name)
+
+    worker.__getattr__ = found
+
+
+_FAULTS = {
     "drafttrace.hooks.frames": _break_frames,
     "drafttrace.tracer.trace.writer": _break_writer,
     "drafttrace.hooks.sink": _break_thread,
 }
+_RENAMES = {"sglang.srt.speculative.eagle_worker_v2": _rename_verify}
+_BREAKERS = (_FAULTS if _FILE else {}) | (_RENAMES if _RENAMED else {})
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -85,5 +103,5 @@ class _Finder(importlib.abc.MetaPathFinder):
         return spec
 
 
-if _FILE:
+if _BREAKERS:
     sys.meta_path.insert(0, _Finder())

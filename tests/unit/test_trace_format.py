@@ -61,7 +61,7 @@ def test_the_tree_is_the_one_of_the_design(tmp_path: Path) -> None:
         )
     assert sorted(names) == sorted(
         ["about/layout", "about/request", "about/server_args", "about/wiring", "probes", "padding"]
-        + ["tokens/ids", "tokens/prompt_length", "target/rows", "draft/rows"]
+        + ["tokens/ids", "tokens/prompt_length", "target/rows", "draft/rows", "target/sums", "draft/sums"]
         + ["target/aux/0", "target/aux/1", "target/aux/2", "target/embed", "target/last", "target/boundary/7"]
         + ["draft/hidden_in", "draft/fc_in", "draft/fc_out", "draft/embed_in", "draft/hidden_out"]
         + ["draft/topk/ids", "draft/topk/draft_ids", "draft/topk/logits"]

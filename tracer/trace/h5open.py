@@ -58,6 +58,28 @@ class TraceFile:
                 return found
         raise UnreadableFile(f"{self.path} is not whole: /{name} is missing; record the request again")
 
+    def refuse_cut_off(self, dataset: h5py.Dataset, row_bytes: int, count: int) -> None:
+        """Raise UnreadableFile where the first ``count`` rows of a dataset are not inside the file.
+
+        HDF5 notices it by itself only in a file that was closed.
+        """
+        ends = [0]
+
+        def visit(chunk: h5py.h5d.StoreInfo) -> None:
+            rows = min(count - chunk.chunk_offset[0], dataset.chunks[0])
+            if rows > 0:
+                ends.append(chunk.byte_offset + rows * row_bytes)
+
+        if self.closed_properly:
+            return
+        dataset.id.chunk_iter(visit)
+        end, size = max(ends), os.stat(self.path).st_size
+        if end > size:
+            raise UnreadableFile(
+                f"{self.path} is cut off: {dataset.name} reaches to byte {end} of {size}; copy it again from where it was "
+                "made"
+            )
+
     @contextlib.contextmanager
     def reading(self, what: str) -> Iterator[None]:
         """Turns what h5py raises inside into one sentence that names ``what``.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 
@@ -13,6 +12,7 @@ from drafttrace.tracer.rows import DType, Raw, Rows
 from drafttrace.tracer.trace import bfloat16
 from drafttrace.tracer.trace.h5open import TraceFile
 from drafttrace.tracer.trace.layout import TensorSpec
+from drafttrace.tracer.trace.sums import StoredSums
 
 BLOCK_BYTES = 16 << 20
 """Bytes that one step of a walk over a tensor holds."""
@@ -23,8 +23,12 @@ class H5Rows(Rows):
 
     dtype: DType
 
-    def __init__(self, trace: TraceFile, dataset: h5py.Dataset, spec: TensorSpec, count: int) -> None:
+    def __init__(
+        self, trace: TraceFile, dataset: h5py.Dataset, spec: TensorSpec, count: int, sums: StoredSums | None
+    ) -> None:
+        """sums: of the side that the dataset is of; rows are held against them whenever they are read."""
         assert isinstance(spec.dtype, DType)
+        self._sums = sums
         self._trace = trace
         self._dataset = dataset.id
         self._spec = spec
@@ -35,7 +39,10 @@ class H5Rows(Rows):
         """Rows ``start..stop`` in storage form. Raises UnreadableFile where the file is damaged there."""
         start, stop, _ = slice(start, stop).indices(self.shape[0])
         with self._trace.reading(f"{self._spec.name}, rows {start} to {stop},"):
-            return self._read(start, max(start, stop))
+            found = self._read(start, max(start, stop))
+        if self._sums is not None:
+            self._sums.check(self._spec.name, start, found)
+        return found
 
     def _read(self, start: int, stop: int) -> Raw:
         try:
@@ -72,20 +79,4 @@ def check_tensor(trace: TraceFile, dataset: h5py.Dataset, spec: TensorSpec, coun
         raise UnreadableFile(
             f"{trace.path} is damaged: {name} has {shape[0]} rows where the table has {count}; record it again"
         )
-    if not trace.closed_properly and (end := _end(dataset, spec, count)) > (size := os.stat(trace.path).st_size):
-        raise UnreadableFile(
-            f"{trace.path} is cut off: {name} reaches to byte {end} of {size}; copy it again from where it was made"
-        )
-
-
-def _end(dataset: h5py.Dataset, spec: TensorSpec, count: int) -> int:
-    """One past the last byte of the first ``count`` rows."""
-    ends = [0]
-
-    def visit(chunk: h5py.h5d.StoreInfo) -> None:
-        rows = min(count - chunk.chunk_offset[0], dataset.chunks[0])
-        if rows > 0:
-            ends.append(chunk.byte_offset + rows * spec.row_bytes)
-
-    dataset.id.chunk_iter(visit)
-    return max(ends)
+    trace.refuse_cut_off(dataset, spec.row_bytes, count)

@@ -31,6 +31,7 @@ from drafttrace.tracer.trace.h5open import TraceFile, is_trace, settled
 from drafttrace.tracer.trace.h5rows import H5Rows, check_tensor
 from drafttrace.tracer.trace.layout import TensorSpec, TraceLayout
 from drafttrace.tracer.trace.schema import Records
+from drafttrace.tracer.trace.sums import stored_sums
 from drafttrace.tracer.trace.wiring import Wiring, read_wiring
 
 __all__ = ["RankHashes", "is_trace", "read_ranks", "read_rows", "read_tokens", "read_trace"]
@@ -198,6 +199,9 @@ def table_of(trace: TraceFile, name: str, record: np.dtype[np.void]) -> Records:
         if dataset.ndim != 1 or dataset.dtype.names is None or need > dataset.id.get_storage_size():
             raise UnreadableFile(f"{trace.path} is damaged: /{name} is no table of rows; record the request again")
         rows: Records = dataset[:]
+    side, _, leaf = name.rpartition("/")
+    if leaf == schema.ROWS and (sums := stored_sums(trace, side)) is not None:
+        sums.check(schema.ROWS, 0, rows)
     return schema.adopt(rows, record)
 
 
@@ -210,6 +214,7 @@ def bit_names(trace: TraceFile, name: str) -> list[str]:
 
 def _part(trace: TraceFile, side: str, specs: tuple[TensorSpec, ...], rows: Records) -> _Part:
     bits = bit_names(trace, f"{side}/rows")
+    sums = stored_sums(trace, side)
     tensors: dict[str, Rows] = {}
     ids: dict[str, Ints] = {}
     present: dict[str, npt.NDArray[np.bool_]] = {}
@@ -223,10 +228,13 @@ def _part(trace: TraceFile, side: str, specs: tuple[TensorSpec, ...], rows: Reco
         if spec.name in bits:
             present[spec.name] = (rows["present"] >> bits.index(spec.name)) & 1 == 1
         if isinstance(spec.dtype, DType):
-            tensors[spec.name] = H5Rows(trace, dataset, spec, count)
+            tensors[spec.name] = H5Rows(trace, dataset, spec, count, sums)
         else:
             with trace.reading(f"/{side}/{spec.name}"):
-                ids[spec.name] = bfloat16.read_rows(dataset.id, 0, count, spec).astype(np.int64)
+                stored = bfloat16.read_rows(dataset.id, 0, count, spec)
+            if sums is not None:
+                sums.check(spec.name, 0, stored)
+            ids[spec.name] = stored.astype(np.int64)
     return _Part(rows, tensors, ids, present)
 
 

@@ -37,6 +37,7 @@ from drafttrace.tracer.trace.h5create import (
 )
 from drafttrace.tracer.trace.h5open import TraceFile, settled
 from drafttrace.tracer.trace.layout import TensorSpec, TraceLayout
+from drafttrace.tracer.trace.sums import Sums, make_sums, row_sums, stored_sums
 
 _ROUNDS = 8
 _HALF = 16  # bits of one half of an id
@@ -211,16 +212,30 @@ def _copy_side(
     rows = rows.copy()
     rows["token_id"] = names.ids(rows["token_id"])
     rows["present"] = present
+    sums = _copied_sums(trace, side, [schema.ROWS, *(spec.name for spec in specs)], len(rows))
+    sums[schema.ROWS] = row_sums(rows)
+    for spec in specs:
+        replaced = _copy_tensor(trace, file, f"{side}/{spec.name}", spec, len(rows), names)
+        if replaced is not None:
+            sums[spec.name] = row_sums(replaced)
+    if stored_sums(trace, side) is not None:
+        append_table(make_sums(group, list(sums)), np.stack(list(sums.values()), 1))
     table = make_table(group, "rows", rows.dtype)
     texts.set_attribute(table, schema.ATTR_PRESENT, json.dumps(there))
     append_table(table, rows)
-    for spec in specs:
-        _copy_tensor(trace, file, f"{side}/{spec.name}", spec, len(rows), names)
+
+
+def _copied_sums(trace: TraceFile, side: str, columns: list[str], rows: int) -> dict[str, Sums]:
+    """The sums of what is copied as it is: what was damaged before stays known as such. Zero where there are none."""
+    stored = stored_sums(trace, side)
+    found = {name: None if stored is None else stored.of(name, 0, rows) for name in columns}
+    return {name: np.zeros(rows, np.uint64) if sums is None else sums for name, sums in found.items()}
 
 
 def _copy_tensor(
     trace: TraceFile, file: h5py.File, name: str, spec: TensorSpec, rows: int, names: Pseudonyms
-) -> None:
+) -> npt.NDArray[Any] | None:
+    """The ids that were written in the place of others; None where the tensor is copied as it is."""
     if not isinstance(spec.dtype, DType):
         ids = bfloat16.read_rows(trace.dataset(name).id, 0, rows, spec)
         made = bfloat16.create(file[name.split("/", maxsplit=1)[0]].id, spec)
@@ -228,11 +243,12 @@ def _copy_tensor(
         replaced = names.ids(ids, "draft" if spec.name == "topk/draft_ids" else "target")
         bfloat16.write_rows(made, 0, replaced, spec.dtype)
         texts.set_attribute(h5py.Dataset(made), schema.ATTR_DTYPE, str(spec.dtype))
-        return
+        return replaced
     file.require_group(name.rsplit("/", maxsplit=1)[0])
     trace.file.copy(name, file, name)  # chunk by chunk, with its attributes
     if file[name].shape[0] > rows:  # rows that a living writer has not listed yet
         file[name].resize(rows, axis=0)
+    return None
 
 
 def _copy_ranks(trace: TraceFile, file: h5py.File, names: Pseudonyms) -> None:

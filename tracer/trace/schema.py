@@ -24,6 +24,10 @@ RANKS = "ranks"
 SUMMARY = "summary"
 PADDING = "padding"
 
+# /target/sums and /draft/sums: what every row adds up to, see trace.sums. Older traces have none.
+SUMS = "sums"
+ROWS = "rows"
+
 # Attributes of /
 ATTR_FORMAT = "format"
 ATTR_VERSION = "format_version"
@@ -39,6 +43,8 @@ ATTR_PRESENT = "present_bits"
 ATTR_DTYPE = "dtype"
 # Attribute of /ranks/{r}/hashes: the tensor names of its columns, as a JSON list.
 ATTR_HASHED = "hashed"
+# Attribute of both tables of sums: what its columns sum up, "rows" and tensor names, as a JSON list.
+ATTR_SUMMED = "summed"
 
 MAX_PRESENT_BITS = 32
 

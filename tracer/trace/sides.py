@@ -14,6 +14,7 @@ from drafttrace.tracer.trace import bfloat16, schema, texts
 from drafttrace.tracer.trace.h5create import TABLE_CHUNK, append_table, make_table
 from drafttrace.tracer.trace.layout import TensorSpec, present_names
 from drafttrace.tracer.trace.schema import Records
+from drafttrace.tracer.trace.sums import Sums, chunk_rows, make_sums, row_sums
 
 Tensors = Mapping[str, npt.NDArray[Any]]
 Masks = Mapping[str, npt.NDArray[np.bool_]]
@@ -36,14 +37,19 @@ class Side:
             self._tensors[spec.name] = bfloat16.create(group.id, spec)
             texts.set_attribute(h5py.Dataset(self._tensors[spec.name]), schema.ATTR_DTYPE, str(spec.dtype))
         self._sizes = dict.fromkeys(self._specs, 0)
-        self._rows = make_table(group, "rows", record)
+        self._columns = {column: place for place, column in enumerate([schema.ROWS, *self._specs])}
+        self._sums = make_sums(group, list(self._columns))
+        self._rows = make_table(group, schema.ROWS, record)
         texts.set_attribute(self._rows, schema.ATTR_PRESENT, json.dumps(list(self._bits)))
         self._pending: list[Records] = []
+        self._pending_sums: list[Sums] = []
 
     @property
     def pending(self) -> int:
-        """Bytes of rows that wait for the next flush."""
-        return sum(rows.nbytes for rows in self._pending) + TABLE_CHUNK * self._record.itemsize
+        """Bytes of rows and sums that wait for the next flush."""
+        waiting = sum(rows.nbytes for rows in (*self._pending, *self._pending_sums))
+        columns = len(self._columns)
+        return waiting + TABLE_CHUNK * self._record.itemsize + 8 * chunk_rows(columns) * columns
 
     def growth(self, rows: Records, tensors: Tensors) -> int:
         """Bytes that the file grows by when these are appended."""
@@ -56,29 +62,33 @@ class Side:
         written = 0
         records = rows.copy()
         records["present"] = 0
+        sums = np.zeros((len(rows), len(self._columns)), np.uint64)
         for name, array in tensors.items():
             spec = self._specs[name]
             self._extend(name, self.count + len(array))
             bfloat16.write_rows(self._tensors[name], self.count, np.ascontiguousarray(array), spec.dtype)
             written += array.nbytes
+            sums[: len(array), self._columns[name]] = row_sums(array)
             if name in self._bits:
                 there = np.ones(len(rows), bool) if name not in absent else ~absent[name]
                 records["present"] |= np.where(there, self._bits[name], 0).astype(np.uint32)
+        sums[:, self._columns[schema.ROWS]] = row_sums(records)
         self._pending.append(records)
+        self._pending_sums.append(sums)
         self.count += len(rows)
-        return written + records.nbytes
+        return written + records.nbytes + sums.nbytes
 
     def flush(self) -> None:
-        """Tensors first, then the rows that say that the tensors are there."""
+        """Tensors and sums first, then the rows that say that these are there."""
         if not self._pending:
             return
         for name, dataset in self._tensors.items():
             if not self._specs[name].is_boundary:
                 self._extend(name, self.count)
             dataset.flush()
-        rows = np.concatenate(self._pending)
-        append_table(self._rows, rows)
-        self._pending = []
+        append_table(self._sums, np.concatenate(self._pending_sums))
+        append_table(self._rows, np.concatenate(self._pending))
+        self._pending, self._pending_sums = [], []
 
     def _extend(self, name: str, rows: int) -> None:
         if self._sizes[name] != rows:

@@ -71,7 +71,7 @@ class TraceWriter:
             tensors = len(layout.target) + len(layout.draft) + 4 * len(layout.ranks)
             blocks = sum(map(texts.stored_bytes, (about or {}).values()))
             self._room.take(
-                _DATASET_BYTES * (1 + tensors + len(self._blocks))
+                _DATASET_BYTES * (3 + tensors + len(self._blocks))
                 + blocks
                 + 8 * len(() if prompt is None else prompt)
             )

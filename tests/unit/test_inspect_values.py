@@ -203,3 +203,58 @@ def test_the_norm_tells_which_backend_of_model_optimizer_wrote_the_slots(sample:
     unknown = model_optimizer(tmp_path, sample, torch.full_like(sample.last_pre, float("nan")))
     first = [found.states[0].probably.split(" if ")[0] for found in (after, before, unknown)]
     assert first == ["B2", "B1", "B2 or B1"]
+
+
+def garbled(sample: Sample) -> torch.Tensor:
+    """A last state that predicts nothing: rows of noise of its size."""
+    noise = torch.randn(sample.last_pre.shape, generator=torch.Generator().manual_seed(0))
+    return (noise * sample.last_pre.float().std()).to(torch.bfloat16)
+
+
+@pytest.mark.parametrize("shift", [-1, 0])
+def test_a_slot_that_predicts_where_the_last_state_does_not_is_said_to_be_deeper(
+    shift: int, sample: Sample, tmp_path: Path
+) -> None:
+    """The slots were read at the garbled state's own best offset alone, where none predicts: 'cannot be judged'."""
+    ids = torch.roll(sample.tokens, -shift)
+    states = [sample.b2, sample.b8, sample.b13, garbled(sample)]
+    found = v1(tmp_path, sample, states, [1, 7, 12, 15], input_ids=ids)
+    check = next(check for check in found.checks if check.id == "last-is-last")
+    assert check.verdict == "refuted"
+    assert "predicts no token better than guessing" in check.summary
+    assert "hidden_states[2] stands deeper in the target" in check.summary
+    assert check.evidence["offset"] == -shift
+    assert ("from where it should be" in check.summary) is (shift != 0)
+    assert check.evidence["next_token_loss_of_slots"]["hidden_states[2]"] < check.evidence["chance"] - 1
+    assert check.summary in found.problems
+
+
+def test_a_slot_that_knows_only_its_own_token_is_not_called_deeper(sample: Sample, tmp_path: Path) -> None:
+    """The embedding, read by a head that is tied to it, predicts the token it stands at: that is no depth."""
+    weights = TargetWeights(TARGET)
+    own = weights.embedding(sample.tokens.numpy())
+    head = weights._checkpoint.floats(weights.head_name, sample.tokens.numpy())
+    knowing = sample.tensor(head if not weights.tied else own)
+    found = v1(tmp_path, sample, [knowing, knowing, knowing, garbled(sample)], [1, 7, 12, 15])
+    check = next(check for check in found.checks if check.id == "last-is-last")
+    assert check.verdict == "refuted"
+    assert "predicts the stored token at its own place" in check.summary
+    assert "deeper" not in check.summary
+
+
+def test_ids_moved_the_other_way_are_no_depth_that_is_sure(sample: Sample, tmp_path: Path) -> None:
+    """Nothing tells the next token, stored one place early, from the own token of an early state."""
+    states = [sample.b2, sample.b8, sample.b13, garbled(sample)]
+    found = v1(tmp_path, sample, states, [1, 7, 12, 15], input_ids=torch.roll(sample.tokens, -1))
+    check = next(check for check in found.checks if check.id == "last-is-last")
+    assert check.verdict == "refuted"
+    assert "hidden_states[2] predicts the stored token at its own place" in check.summary
+    assert "moved by one row" in check.summary
+
+
+def test_a_state_that_knows_its_own_token_does_not_hide_the_last_state(sample: Sample, tmp_path: Path) -> None:
+    """At offset -1 it has a lower loss than the last state has at its own, and it is no deeper for that."""
+    weights = TargetWeights(TARGET)
+    knowing = sample.tensor(weights._checkpoint.floats(weights.head_name, sample.tokens.numpy()) * 4)
+    found = v1(tmp_path, sample, [knowing, sample.b8, sample.b13, sample.last_pre], [1, 7, 12, 15])
+    assert verdicts(found)["last-is-last", "hidden_states[3]"] == "consistent"

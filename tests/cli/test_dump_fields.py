@@ -11,6 +11,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+import torch
 
 from drafttrace.tracer.capture import Capture
 from drafttrace.tracer.open import open_capture
@@ -125,3 +126,52 @@ def test_what_does_not_fit_together_is_one_sentence(
     assert done.returncode == 2
     assert words in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def fused(known: Capture, path: Path) -> Path:
+    """The slots of the dump side by side, in a layout that does not say how wide one is."""
+    states = np.concatenate([slot.rows.floats() for slot in known.slots], -1)[None]
+    torch.save({"input_ids": torch.from_numpy(known.tokens), "hidden_states": torch.from_numpy(states)}, path)
+    return path
+
+
+def test_a_file_that_is_looked_at_alone_is_read_as_it_is_said_to_be(
+    known: Capture, mine: Path, everything: list[str], tmp_path: Path
+) -> None:
+    """``diff`` without a REFERENCE ignored every option that says something of a file."""
+    width = known.slots[0].rows.width
+    lone = fused(known, tmp_path / "data_0.ckpt")
+    asked = run("diff", lone)
+    assert asked.returncode == 2 and "--hidden-size" in asked.stderr
+    # A dump alone has nothing that it could be compared with: only what was read of it is told.
+    told = run("diff", lone, "--hidden-size", width, "--layer-ids", "0,1,2", "--json", "-")
+    left = json.loads(told.stdout)["left"]
+    assert left["hidden_size"] == width and len(left["slots"]) == len(known.slots)
+    assert left["wiring"] == ["B1", "B2", "B3"]
+    left = json.loads(run("diff", mine, *everything, "--json", "-").stdout)["left"]
+    assert left["wiring"] == [f"B{k}" for k in known.wiring]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--hidden-size", "48"], "--hidden-size is 48"),
+        (["--layer-ids", "1,2,3,4,5"], "5 layer ids are given"),
+        (["--slots", "x,y", "--tokens", "tokens/ids"], "no field 'x'"),
+        (["--format", "SF-EAGLE3"], "there is no REFERENCE"),
+    ],
+)
+def test_what_does_not_fit_a_file_that_is_looked_at_alone_is_refused(options: list[str], words: str) -> None:
+    done = run("diff", FIXED, *options)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_hidden_size_cuts_both_sides_of_a_comparison(known: Capture, tmp_path: Path) -> None:
+    """LEFT could not be read at all where it does not say how wide a slot is."""
+    width = known.slots[0].rows.width
+    lone = fused(known, tmp_path / "data_0.ckpt")
+    found = answer("diff", lone, DUMP, "--hidden-size", width)
+    assert found["verdict"] == "match"
+    assert found["left"]["hidden_size"] == found["reference"]["hidden_size"] == width

@@ -23,7 +23,7 @@ from drafttrace.tracer.commands.reading import (
     TokensName,
     said,
 )
-from drafttrace.tracer.errors import NothingToCompare
+from drafttrace.tracer.errors import DrafttraceError, NothingToCompare
 
 if TYPE_CHECKING:
     from drafttrace.compare.result import Result
@@ -48,8 +48,9 @@ def compare_paths(
 ) -> Result:
     """Open both sides and compare them; ``reference`` None looks inside the left trace alone.
 
-    mapping, request: what the reference does not say of itself. rank_traces, others, expected: see
-    :func:`drafttrace.tracer.beside.gather`.
+    mapping, request: what the reference does not say of itself, or the left side where there is no reference; a hidden
+    size also cuts the slots of the left side, which may be of another width. rank_traces, others, expected: see
+    :func:`drafttrace.tracer.beside.gather`. Raises DrafttraceError for a reference_format without a reference.
     """
     from drafttrace.compare.diff import diff as compare
     from drafttrace.compare.diff import measure_noise
@@ -58,9 +59,12 @@ def compare_paths(
     from drafttrace.tracer.decoding import decoder, tokenizer_folder
     from drafttrace.tracer.open import open_capture
 
-    ours = open_capture(left, format=left_format)
     theirs = None
-    if reference is not None:
+    if reference is None:
+        _refuse_format_of_nothing(reference_format)
+        ours = open_capture(left, format=left_format, mapping=mapping, request=request)
+    else:
+        ours = open_capture(left, format=left_format, request=_width_alone(request))
         theirs = open_capture(reference, format=reference_format, like=ours, mapping=mapping, request=request)
         _refuse_itself(ours, theirs)
     floor = None
@@ -76,6 +80,21 @@ def compare_paths(
         decode=decoder(folder),
         **beside.arguments(),
     )
+
+
+def _refuse_format_of_nothing(reference_format: str | None) -> None:
+    if reference_format is not None:
+        raise DrafttraceError(
+            f"--format {reference_format} is how REFERENCE is to be read, and there is no REFERENCE; give one, or name the "
+            "format of LEFT with --left-format."
+        )
+
+
+def _width_alone(request: Request | None) -> Request:
+    """What is said of the reference and helps to read the other side: how wide a slot is, unless the file knows better."""
+    from drafttrace.tracer.dumps.registry import Request
+
+    return Request().told(None if request is None else request.hidden_size, None)
 
 
 def _refuse_itself(left: Capture, reference: Capture) -> None:

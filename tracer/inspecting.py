@@ -93,13 +93,13 @@ class Inspection:
         found = [check.summary for check in self.checks if check.is_problem]
         for state in self.states:
             numbers = state.statistics
-            for count, what in (
-                (numbers.nan_rows, "rows that are not finite (NaN or infinity)"),
-                (numbers.zero_rows, "rows of zeros"),
-                (numbers.repeated_rows, "rows equal to the row before"),
+            for count, first, what in (
+                (numbers.nan_rows, numbers.first_nan_row, "that are not finite (NaN or infinity)"),
+                (numbers.zero_rows, numbers.first_zero_row, "of zeros"),
+                (numbers.repeated_rows, numbers.first_repeated_row, "equal to the row before"),
             ):
                 if count:
-                    found.append(f"{state.name} has {count} {what}, of {numbers.rows_read} read.")
+                    found.append(f"{state.name} has {_rows(count, first)} {what}, of {numbers.rows_read} read.")
         return tuple(found)
 
     def to_json(self) -> dict[str, Any]:
@@ -157,6 +157,12 @@ def inspect_capture(
     return _inspection(
         capture, count, checks, layers, _text(capture, tokenizer or target, tokenizer is not None), target
     )
+
+
+def _rows(count: int, first: int | None) -> str:
+    if count == 1:
+        return "1 row" if first is None else f"1 row (row {first})"
+    return f"{count} rows" if first is None else f"{count} rows (the first is row {first})"
 
 
 def _text(capture: Capture, folder: Path | None, wanted: bool) -> str | None:
@@ -226,16 +232,22 @@ def _statistics(capture: Capture, tap: str, rows: Rows, is_embedding: bool) -> R
     if recorded is None:
         found = row_statistics(rows, _real_rows(capture))
     else:
-        found = row_statistics(TakenRows(rows, np.flatnonzero(recorded[: len(rows)])))
+        there = np.flatnonzero(recorded[: len(rows)])
+        found = row_statistics(TakenRows(rows, there)).at(there)
     tokens = table.token_id
     if len(table) and bool((np.diff(table.position) != 1).any()):
         index = position_rows(capture, tap)
         index = index[(index >= 0) & (index < len(rows))]
-        found = dataclasses.replace(found, repeated_rows=row_statistics(TakenRows(rows, index)).repeated_rows)
+        along = row_statistics(TakenRows(rows, index)).at(index)
+        found = dataclasses.replace(
+            found, repeated_rows=along.repeated_rows, first_repeated_row=along.first_repeated_row
+        )
         tokens = tokens[index]
     if is_embedding and found.repeated_rows:  # the embedding repeats where the tokens do
         same = int(((tokens[1:] == tokens[:-1]) & (tokens[1:] >= 0)).sum())
-        found = dataclasses.replace(found, repeated_rows=max(0, found.repeated_rows - same))
+        left = max(0, found.repeated_rows - same)
+        # Which of them are none of the tokens' doing is not counted row by row.
+        found = dataclasses.replace(found, repeated_rows=left, first_repeated_row=None)
     return found
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from drafttrace.tracer.capture import Ints
 from drafttrace.tracer.rows import Floats, Rows
 
 _BLOCK_BYTES = 8 << 20
@@ -21,7 +22,7 @@ class RowStatistics:
 
     norm_row0 is apart: the first row of a sequence is often a hundred times larger than the others, which would
     spoil every mean. nan_rows: rows with a NaN or an infinity. repeated_rows: finite rows
-    equal to the one before them.
+    equal to the one before them. The first row of each kind stands beside its count, None where there is none.
     """
 
     rows_read: int
@@ -34,6 +35,22 @@ class RowStatistics:
     nan_rows: int
     zero_rows: int
     repeated_rows: int
+    first_nan_row: int | None
+    first_zero_row: int | None
+    first_repeated_row: int | None
+
+    def at(self, rows: Ints) -> RowStatistics:
+        """The same of rows that were picked out of a matrix: row k was row ``rows[k]`` there."""
+
+        def there(row: int | None) -> int | None:
+            return None if row is None else int(rows[row])
+
+        return replace(
+            self,
+            first_nan_row=there(self.first_nan_row),
+            first_zero_row=there(self.first_zero_row),
+            first_repeated_row=there(self.first_repeated_row),
+        )
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -44,50 +61,59 @@ def row_statistics(rows: Rows, count: int | None = None) -> RowStatistics:
     count = len(rows) if count is None else min(count, len(rows))
     spans = _spans(count, rows.width)
     norms: list[npt.NDArray[np.float64]] = []
-    nan_rows = zero_rows = repeated = read = 0
+    broken: dict[str, list[npt.NDArray[np.int64]]] = {"nan": [], "zero": [], "repeated": []}
+    read = 0
     row0: float | None = None
     with np.errstate(over="ignore", invalid="ignore"):
         for start, stop in spans:
             squares, finite, again = _look_at(rows, start, stop)
             norm = np.sqrt(squares)
             read += len(norm)
-            nan_rows += int((~finite).sum())
-            zero_rows += int((finite & (norm == 0)).sum())
-            repeated += again
+            for kind, mask in (("nan", ~finite), ("zero", finite & (norm == 0)), ("repeated", again)):
+                broken[kind].append(np.flatnonzero(mask) + start)
             if start == 0 and finite[0]:
                 row0 = float(norm[0])
             skip = 1 if start == 0 and count > 1 else 0
             norms.append(norm[skip:][finite[skip:]])
     every = np.concatenate(norms) if norms else np.empty(0)
-    if len(every) == 0:
-        return RowStatistics(read, None, None, None, None, None, row0, nan_rows, zero_rows, repeated)
+    none = len(every) == 0
+    places = {kind: np.concatenate(found) if found else np.empty(0, np.int64) for kind, found in broken.items()}
+    first = {kind: int(found[0]) if len(found) else None for kind, found in places.items()}
     return RowStatistics(
-        read,
-        float(every.mean()),
-        float(every.std()),
-        float(every.min()),
-        float(np.median(every)),
-        float(every.max()),
-        row0,
-        nan_rows,
-        zero_rows,
-        repeated,
+        rows_read=read,
+        norm_mean=None if none else float(every.mean()),
+        norm_std=None if none else float(every.std()),
+        norm_min=None if none else float(every.min()),
+        norm_median=None if none else float(np.median(every)),
+        norm_max=None if none else float(every.max()),
+        norm_row0=row0,
+        nan_rows=len(places["nan"]),
+        zero_rows=len(places["zero"]),
+        repeated_rows=len(places["repeated"]),
+        first_nan_row=first["nan"],
+        first_zero_row=first["zero"],
+        first_repeated_row=first["repeated"],
     )
 
 
-def _look_at(rows: Rows, start: int, stop: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_], int]:
-    """Sums of squares ``[n]``, which rows are finite ``[n]``, and how many equal the one before them."""
+def _look_at(
+    rows: Rows, start: int, stop: int
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Sums of squares, which rows are finite, and which equal the one before them in the block: each ``[n]``."""
     from drafttrace.compare.kernels import blocks, native
 
+    again = np.zeros(stop - start, np.bool_)
     out = blocks.sums_of(rows, start, stop)
     if out is not None:
         finite = (out.flags & native.NAN_LEFT) == 0
         hashes = out.hashes[:, 0]
-        return out.sums[:, 0], finite, int(((hashes[1:] == hashes[:-1]) & finite[1:]).sum())
+        again[1:] = (hashes[1:] == hashes[:-1]) & finite[1:]
+        return out.sums[:, 0], finite, again
     block = rows.floats(start, stop)
     squares = np.einsum("rh,rh->r", block, block, dtype=np.float64, casting="same_kind")
     finite = _finite_rows(block, squares)
-    return squares, finite, int(((block[1:] == block[:-1]).all(-1) & finite[1:]).sum())
+    again[1:] = (block[1:] == block[:-1]).all(-1) & finite[1:]
+    return squares, finite, again
 
 
 def _finite_rows(block: Floats, squares: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:

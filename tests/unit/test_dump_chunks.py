@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import dump_layouts as made
+import dump_variants as variants
 import h5py
 import numpy as np
 import pytest
@@ -102,3 +104,13 @@ def test_a_damaged_chunk_is_one_sentence(shuffle: bool, tmp_path: Path) -> None:
         with pytest.raises(UnreadableFile, match=r"The chunk at \[0, 0\] of '/a' .*copy or write it again") as told:
             rows.raw(0, 64)
         assert "\n" not in str(told.value)
+
+
+def test_a_contiguous_dataset_of_bf16_is_no_half_written_one(tmp_path: Path) -> None:
+    """h5py shows bf16 as float32: '416 of its 832 bytes were written; whoever wrote it stopped early'."""
+    path = variants.write_h5(tmp_path)
+    with h5py.File(path, "r") as file:
+        assert file["s2"].chunks is None and file["s2"].dtype.itemsize == 4
+    capture = open_capture(str(path), mapping=variants.MAP)
+    for slot, boundary in zip(capture.slots, made.CANON, strict=True):
+        assert np.array_equal(slot.rows.raw(0, made.LENGTH), variants.storage(made.state(boundary)))

@@ -134,4 +134,6 @@ def test_infinite_rows_are_not_called_nan(tmp_path: Path) -> None:
     render(found, Console(file=stream, width=160, no_color=True))
     assert "2 non-finite" in stream.getvalue()
     assert "NaN" not in stream.getvalue()
-    assert found.problems == ("hidden_state has 2 rows that are not finite (NaN or infinity), of 13 read.",)
+    assert found.problems == (
+        "hidden_state has 2 rows (the first is row 3) that are not finite (NaN or infinity), of 13 read.",
+    )

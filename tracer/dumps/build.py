@@ -240,11 +240,20 @@ STATE_FIELDS = frozenset({
 })  # fmt: skip
 
 
-def states_in(document: Document) -> set[str]:
-    """The names of hidden states that a dict holds, those with the value None left out."""
-    if not isinstance(document.value, dict):
-        return set()
-    return {name for name in STATE_FIELDS & document.keys if document.value[name] is not None}
+def named_states(document: Document) -> set[str]:
+    """The names of hidden states that a dict holds, with a value or None.
+
+    A trainer that was told not to store a state writes None in its place. By the names the file is still of its
+    layout; without them it could be taken for one in which the same name means another state.
+    """
+    return set(STATE_FIELDS & document.keys) if isinstance(document.value, dict) else set()
+
+
+def some_tensor(document: Document, *names: str) -> bool:
+    """Whether at least one of the fields is a tensor, and every other one a tensor or None."""
+    values = [document.value[name] if name in document.keys else None for name in names]
+    known = all(value is None or isinstance(value, Tensor) for value in values)
+    return known and any(value is not None for value in values)
 
 
 def recognised(layout: Callable[[Document, Request], str | None], document: Document, request: Request) -> str:
@@ -255,6 +264,50 @@ def recognised(layout: Callable[[Document, Request], str | None], document: Docu
 # What most trainers do without configuration: B{2, n//2, n-3}, written O{1, n//2-1, n-4} by those that count outputs.
 OUTPUTS = Convention("O", "O{1, n//2-1, n-4} = B{2, n//2, n-3}")
 ENTRIES = Convention("B", "B{2, n//2, n-3}")
+
+
+@dataclass(frozen=True)
+class States:
+    """parts: the slots. notes: what the file does not hold, by name."""
+
+    parts: tuple[StoredRows, ...]
+    last: LastState | None
+    notes: tuple[str, ...]
+
+
+def slots_and_last(
+    document: Document,
+    aux_name: str,
+    last_name: str,
+    request: Request,
+    norm: tuple[Norm, str],
+    *,
+    entry: Mapping[str, Any] | None = None,
+    width: int | None = None,
+) -> States:
+    """Slots that lie side by side in one field, and the last state in another; either may be missing or None.
+
+    norm: on which side of the final norm the last state stands, and the proof. entry: where the fields are, default the
+    top level. width: of one slot, where there is no last state to tell it. Raises as :func:`side_by_side` does.
+    """
+    source = document.value if entry is None else entry
+    held = source if isinstance(source, Mapping) else {}
+    notes: list[str] = []
+
+    def absent(name: str, what: str) -> bool:
+        if held.get(name) is not None:
+            return False
+        notes.append(f"no {what}: {name} is {'None' if name in held else 'missing'}")
+        return True
+
+    last: LastState | None = None
+    if not absent(last_name, "last state"):
+        state = rows(field(document, last_name, source), last_name, document.path)
+        last, width = last_state(last_name, state, *norm), state.width
+    parts: list[StoredRows] = []
+    if not absent(aux_name, "slots"):
+        parts = side_by_side(field(document, aux_name, source), aux_name, document.path, request, width)
+    return States(tuple(parts), last, tuple(notes))
 
 
 def last_state(name: str, part: Rows, norm: Norm, why: str, boundary: int | None = None) -> LastState:

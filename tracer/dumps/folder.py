@@ -166,7 +166,10 @@ def _contents(document: Document) -> str:
             from drafttrace.tracer.dumps.hdf5_file import field_names
 
             names = field_names(document.path) if document.container == "hdf5" else []
-        shown = ", ".join(repr(name[:40]) for name in names[:8]) + (", ..." if len(names) > 8 else "")
+        nothing = {str(name) for name, item in value.items() if item is None}
+        names = sorted(names, key=lambda name: name not in nothing)  # these explain most
+        named = [repr(name[:40]) + (" (None)" if name in nothing else "") for name in names[:8]]
+        shown = ", ".join(named) + (", ..." if len(names) > 8 else "")
         return f"the fields {shown}" if names else f"no fields ({document.container})"
     if isinstance(value, list):
         return f"a list of {len(value)} entries"

@@ -21,7 +21,8 @@ _POST = "AngelSlim convention: after the final norm (a vLLM run whose norm hook 
 
 
 def _detect_eagle3(document: Document, _request: Request) -> str | None:
-    if not {"target_hiddens", "hidden_states"} <= build.states_in(document):
+    named = {"target_hiddens", "hidden_states"}
+    if not named <= build.named_states(document) or not build.some_tensor(document, *named):
         return None
     return "a dict with target_hiddens and hidden_states"
 
@@ -29,26 +30,25 @@ def _detect_eagle3(document: Document, _request: Request) -> str | None:
 def _read_eagle3(document: Document, _inner: int, request: Request) -> Capture:
     path = document.path
     tokens = build.token_ids(build.field(document, "input_ids"), "input_ids", path)
-    state = build.rows(build.field(document, "target_hiddens"), "target_hiddens", path)
-    aux = build.field(document, "hidden_states")
-    parts = build.side_by_side(aux, "hidden_states", path, request, state.width)
-    n = request.layers
-    rule = [2, n // 2, n - 3] if n is not None and len(parts) == 3 else None
-    boundaries, source = OUTPUTS.resolve(request, len(parts), rule)
+    states = build.slots_and_last(document, "hidden_states", "target_hiddens", request, (Norm.POST, _POST))
+    count, n = len(states.parts), request.layers
+    rule = [2, n // 2, n - 3] if n is not None and count == 3 else None
+    boundaries, source = OUTPUTS.resolve(request, count, rule)
     return build.capture(
         path,
         "AS-EAGLE3",
         build.recognised(_detect_eagle3, document, request),
         tokens,
-        build.slots_of(parts, "hidden_states", boundaries, source),
-        last=build.last_state("target_hiddens", state, Norm.POST, _POST),
+        build.slots_of(states.parts, "hidden_states", boundaries, source),
+        last=states.last,
         mask=build.mask_of(document.value.get("loss_mask"), path),
+        notes=states.notes,
     )
 
 
 def _detect_dflash(document: Document, _request: Request) -> str | None:
     states = document.tensor("hidden_states")
-    if build.states_in(document) != {"hidden_states"} or states is None or "input_ids" not in document.keys:
+    if build.named_states(document) != {"hidden_states"} or states is None or "input_ids" not in document.keys:
         return None
     named = re.fullmatch(r"sample_\d+_rank\d+", document.path.name.split(".", 1)[0])
     if states.ndim not in {2, 3} or not ("attention_mask" in document.keys or named):

@@ -21,7 +21,7 @@ _POST = "convention of the project: hidden_states[-1] of transformers, after the
 
 
 def _lone(document: Document) -> Tensor | None:
-    if build.states_in(document) != {"hidden_state"} or "input_ids" not in document.keys:
+    if build.named_states(document) != {"hidden_state"} or "input_ids" not in document.keys:
         return None
     known = {"input_ids", "hidden_state", "loss_mask"}
     return document.tensor("hidden_state") if document.keys <= known else None
@@ -53,16 +53,25 @@ def _detect_fused(document: Document, _request: Request) -> str | None:
 
 
 def _detect_target(document: Document, _request: Request) -> str | None:
-    if build.states_in(document) != {"hidden_state", "target_hidden_states"}:
+    named = {"hidden_state", "target_hidden_states"}
+    if build.named_states(document) != named or not build.some_tensor(document, *named):
         return None
     return "a dict with hidden_state [1, L, 3H] and target_hidden_states"
 
 
-def _sample(document: Document, layout: str, why: str, slots: tuple[Slot, ...], last: LastState | None) -> Capture:
+def _sample(
+    document: Document,
+    layout: str,
+    why: str,
+    slots: tuple[Slot, ...],
+    last: LastState | None,
+    notes: tuple[str, ...] = (),
+) -> Capture:
     path = document.path
     tokens = build.token_ids(build.field(document, "input_ids"), "input_ids", path)
     mask = build.mask_of(document.value.get("loss_mask"), path)
-    return build.capture(path, layout, why, tokens, slots, last=last, mask=mask, valid_length=len(tokens))
+    valid = len(tokens)  # every file is one sample as long as it is: nobody pads it
+    return build.capture(path, layout, why, tokens, slots, last=last, mask=mask, valid_length=valid, notes=notes)
 
 
 def _last_only(layout: str, document: Document, why: str) -> Capture:
@@ -86,13 +95,11 @@ def _read_fused(document: Document, _inner: int, request: Request) -> Capture:
 
 
 def _read_target(document: Document, _inner: int, request: Request) -> Capture:
-    path = document.path
-    state = build.rows(build.field(document, "target_hidden_states"), "target_hidden_states", path)
-    parts = build.side_by_side(build.field(document, "hidden_state"), "hidden_state", path, request, state.width)
-    boundaries, source = ENTRIES.resolve(request, len(parts))
-    slots = build.slots_of(parts, "hidden_state", boundaries, source)
-    last = build.last_state("target_hidden_states", state, Norm.POST, _POST)
-    return _sample(document, "BALD-TARGET", build.recognised(_detect_target, document, request), slots, last)
+    found = build.slots_and_last(document, "hidden_state", "target_hidden_states", request, (Norm.POST, _POST))
+    boundaries, source = ENTRIES.resolve(request, len(found.parts))
+    slots = build.slots_of(found.parts, "hidden_state", boundaries, source)
+    why = build.recognised(_detect_target, document, request)
+    return _sample(document, "BALD-TARGET", why, slots, found.last, found.notes)
 
 
 register(Layout("EAGLE12-CKPT", "EAGLE-1/2 or HASS", _detect_eagle, _read_eagle))

@@ -19,7 +19,6 @@ from drafttrace.tracer.dumps.document import Document
 from drafttrace.tracer.dumps.registry import Layout, Request, register
 from drafttrace.tracer.dumps.tensor import Tensor
 from drafttrace.tracer.errors import UnreadableFile
-from drafttrace.tracer.rows import Rows
 
 _EITHER = Convention(
     "O",
@@ -36,7 +35,6 @@ def _detect(document: Document, _request: Request) -> str | None:
 def _read(document: Document, _inner: int, request: Request) -> Capture:
     path = document.path
     tokens = build.token_ids(build.field(document, "input_ids"), "input_ids", path)
-    state = build.rows(build.field(document, "hidden_states"), "hidden_states", path)
     flag = document.value.get("hidden_states_prenorm")
     if isinstance(flag, Tensor):
         flag = bool(flag.read().any())
@@ -52,26 +50,20 @@ def _read(document: Document, _inner: int, request: Request) -> Capture:
         norm = Norm.PRE if bool(flag) else Norm.POST
         why = f"the file's hidden_states_prenorm is {bool(flag)}"
     convention = ENTRIES if norm is Norm.PRE else _EITHER
-    parts: list[Rows] = []
-    notes: tuple[str, ...] = ()
-    if document.tensor("aux_hidden_states") is not None:
-        aux = build.field(document, "aux_hidden_states")
-        parts = list(build.side_by_side(aux, "aux_hidden_states", path, request, state.width))
-    else:
-        notes = ("no slots: aux_hidden_states is None",)
-    boundaries, source = convention.resolve(request, len(parts))
+    states = build.slots_and_last(document, "aux_hidden_states", "hidden_states", request, (norm, why))
+    boundaries, source = convention.resolve(request, len(states.parts))
     return build.capture(
         path,
         "MO-PT",
         build.recognised(_detect, document, request),
         tokens,
-        build.slots_of(parts, "aux_hidden_states", boundaries, source),
-        last=build.last_state("hidden_states", state, norm, why),
+        build.slots_of(states.parts, "aux_hidden_states", boundaries, source),
+        last=states.last,
         mask=build.mask_of(document.value.get("loss_mask"), path),
         mask_offset=1,
         valid_length=len(tokens),
         about={"conversation_id": str(document.value.get("conversation_id"))[:200]},
-        notes=notes,
+        notes=states.notes,
     )
 
 
@@ -96,26 +88,19 @@ def _read_raw(document: Document, inner: int, request: Request) -> Capture:
         raise UnreadableFile(f"The file '{path}' is no list of samples; read it without --format.")
     entry = entries[inner]
     tokens = build.token_ids(build.field(document, "input_ids", entry), "input_ids", path)
-    state = build.rows(build.field(document, "hidden_state", entry), "hidden_state", path)
-    parts: list[Rows] = []
-    notes: tuple[str, ...] = ()
-    if entry.get("aux_hidden_states") is not None:
-        aux = build.field(document, "aux_hidden_states", entry)
-        parts = list(build.side_by_side(aux, "aux_hidden_states", path, request, state.width))
-    else:
-        notes = ("no slots: only the last state was captured",)
-    boundaries, source = build.OUTPUTS.resolve(request, len(parts))
-    why = "TensorRT-LLM convention: layer id -1, after the final norm"
+    norm = Norm.POST, "TensorRT-LLM convention: layer id -1, after the final norm"
+    states = build.slots_and_last(document, "aux_hidden_states", "hidden_state", request, norm, entry=entry)
+    boundaries, source = build.OUTPUTS.resolve(request, len(states.parts))
     return build.capture(
         path,
         "MO-TRT-RAW",
         build.recognised(_detect_raw, document, request),
         tokens,
-        build.slots_of(parts, "aux_hidden_states", boundaries, source),
-        last=build.last_state("hidden_state", state, Norm.POST, why),
+        build.slots_of(states.parts, "aux_hidden_states", boundaries, source),
+        last=states.last,
         valid_length=len(tokens),
         about={"id": str(entry.get("id"))[:200]},
-        notes=notes,
+        notes=states.notes,
     )
 
 

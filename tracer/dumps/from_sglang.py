@@ -34,12 +34,23 @@ _NORM = re.compile(r"(?:^|\.)(?:model|backbone)\.norm$")
 
 @dataclass(frozen=True)
 class _Pass:
-    """One forward pass: boundaries ``{k: [rows, H]}``, last state after the norm, ids and positions of all rows."""
+    """One forward pass: boundaries ``{k: [rows, H]}``, last state after the norm, ids and positions of all rows.
+
+    layers: how many layers have a norm of their input. odd: outputs of the residual stream that have another number of
+    rows, and are left out.
+    """
 
     boundaries: dict[int, Tensor]
     last: Tensor | None
     tokens: Ints
     positions: Ints
+    layers: int | None = None
+    odd: tuple[str, ...] = ()
+
+    @property
+    def runs(self) -> list[tuple[int, int]]:
+        """The rows of each request, without those that the batch was padded with."""
+        return _runs(self.positions[: _unpadded(self.tokens, self.positions)])
 
 
 def _collect(outputs: Mapping[str, Sequence[Tensor]], tokens: Ints, positions: Ints) -> _Pass:
@@ -62,10 +73,18 @@ def _collect(outputs: Mapping[str, Sequence[Tensor]], tokens: Ints, positions: I
     if final is not None and top >= 0:
         found[top + 1] = final
     count = len(tokens)
-    found = {k: tensor for k, tensor in sorted(found.items()) if tensor.shape and tensor.shape[0] == count}
+    fits = {k: tensor for k, tensor in sorted(found.items()) if tensor.shape and tensor.shape[0] == count}
+    odd = [f"B{k} {list(tensor.shape)}" for k, tensor in sorted(found.items()) if k not in fits]
     if last is not None and (not last.shape or last.shape[0] != count):
+        odd.append(f"norm {list(last.shape)}")
         last = None
-    return _Pass(found, last, tokens, positions)
+    return _Pass(fits, last, tokens, positions, top + 1 if top >= 0 else None, tuple(odd))
+
+
+def _unpadded(tokens: Ints, positions: Ints) -> int:
+    """How many rows are of requests. SGLang pads a batch with token 0 at position 0; no request is that one token."""
+    kept = np.flatnonzero((tokens != 0) | (positions != 0))
+    return int(kept[-1]) + 1 if len(kept) else min(1, len(tokens))
 
 
 def _runs(positions: Ints) -> list[tuple[int, int]]:
@@ -77,7 +96,7 @@ def _runs(positions: Ints) -> list[tuple[int, int]]:
 
 
 def _capture(path: Path, layout: str, why: str, found: _Pass, run: int, request: Request) -> Capture:
-    runs = _runs(found.positions)
+    runs = found.runs
     if run >= len(runs):
         raise UnreadableFile(
             f"'{path}' has no request {run} in this forward pass: it has {len(runs)}; count from 0."
@@ -88,13 +107,19 @@ def _capture(path: Path, layout: str, why: str, found: _Pass, run: int, request:
         return build.rows(tensor.cut(0, start, stop), name, path)
 
     boundaries = {k: part(tensor, f"B{k}") for k, tensor in found.boundaries.items()}
+    if not boundaries and found.last is None and found.odd:
+        raise UnreadableFile(
+            f"'{path}' has no residual stream of one row for each of its {len(found.tokens)} tokens, but {found.odd[0]}; "
+            "dump one forward pass of one process."
+        )
     if not boundaries and found.last is None:
         raise UnreadableFile(
             f"'{path}' holds no residual stream: neither layers.k.input_layernorm nor embed_tokens nor norm has an "
             "output; dump the whole model."
         )
-    slots, notes = _slots(boundaries, request)
-    n = max(boundaries) if boundaries else None
+    slots, notes = _slots(boundaries, found.layers, request)
+    if found.odd:
+        notes.append(f"left out, for they have other than {len(found.tokens)} rows: {', '.join(found.odd[:4])}")
     last: LastState | None = None
     if found.last is not None:
         last = build.last_state("norm", part(found.last, "norm"), Norm.POST, "the output of the final norm")
@@ -103,7 +128,7 @@ def _capture(path: Path, layout: str, why: str, found: _Pass, run: int, request:
         path, layout, why, tokens, slots,
         last=last, boundaries=boundaries, valid_length=len(tokens), notes=tuple(notes),
         embed=Slot("embed_tokens", boundaries[0], 0, "module name: embed_tokens") if 0 in boundaries else None,
-        about={"target_layers": n},
+        about={"target_layers": found.layers},
     )  # fmt: skip
     if len(positions) and positions[0] > build.MOST_ROWS:
         raise UnreadableFile(
@@ -119,9 +144,11 @@ def _capture(path: Path, layout: str, why: str, found: _Pass, run: int, request:
     return made
 
 
-def _slots(boundaries: Mapping[int, Rows], request: Request) -> tuple[tuple[Slot, ...], list[str]]:
+def _slots(
+    boundaries: Mapping[int, Rows], layers: int | None, request: Request
+) -> tuple[tuple[Slot, ...], list[str]]:
     """The wiring that the user gave (as boundaries), else the canonical one where it is there, else none."""
-    top = request.layers if request.layers is not None else max(boundaries, default=0)
+    top = request.layers if request.layers is not None else layers or 0
     wanted = list(request.layer_ids) if request.layer_ids is not None else list(canonical_wiring(top))
     if min(wanted, default=-1) < 0 or any(k not in boundaries for k in wanted):
         return (), ["no slots: the pass does not hold every boundary of the wiring; see the boundaries"]
@@ -152,7 +179,11 @@ def _pass(document: Document) -> _Pass:
     ids = _field_ending(value, ".forward_batch_info.input_ids")
     where = _field_ending(value, ".forward_batch_info.positions")
     if ids is None or where is None:
-        raise UnreadableFile(f"The file '{document.path}' has no forward_batch_info; read it without --format.")
+        name = "input_ids" if ids is None else "positions"
+        raise UnreadableFile(
+            f"The field 'forward_batch_info.{name}' of '{document.path}' is missing or None; read the file without "
+            "--format, or dump the pass again."
+        )
     tokens = build.token_ids(ids, "input_ids", document.path)
     positions = build.token_ids(where, "positions", document.path)
     if len(positions) != len(tokens):
@@ -217,8 +248,11 @@ def _read_dumper(folder: Path, ref: SampleRef, request: Request) -> Capture:
         )
     ordered = {name: [parts[k] for k in sorted(parts)] for name, parts in outputs.items()}
     why = _detect_dumper(folder) or build.FORCED
-    made = _capture(folder, "SG-DUMPER", why, _collect(ordered, tokens, positions), 0, request)
+    found = _collect(ordered, tokens, positions)
+    made = _capture(folder, "SG-DUMPER", why, found, 0, request)
     notes = made.notes if len(ranks) == 1 else (*made.notes, f"rank 0 of {len(ranks)} ranks")
+    if len(found.runs) > 1:
+        notes = (*notes, f"the first of the {len(found.runs)} requests of the step")
     return replace(made, notes=notes)
 
 
@@ -294,6 +328,10 @@ def _read_json(document: Document, inner: int, request: Request) -> Capture:
 
 def _json_rows(path: Path, value: Any) -> Tensor:
     """Entry 0 holds the prefill rows, each later entry one decode row (or a list of one)."""
+    if value is None:
+        raise UnreadableFile(
+            f"The hidden_states of '{path}' are null: the server was not asked for them; ask with return_hidden_states."
+        )
     blocks: list[Any] = []
     try:
         for entry in value:
@@ -333,7 +371,7 @@ def _json_tokens(path: Path, answer: Mapping[str, Any], count: int) -> tuple[Int
 
 
 register(Layout("SG-PASS", "SGLang --debug-tensor-dump-output-folder", _detect_pass, _read_pass,
-                lambda document: max(1, len(_runs(_pass(document).positions)))))  # fmt: skip
+                lambda document: max(1, len(_pass(document).runs))))  # fmt: skip
 register(FolderLayout("SG-DUMPER", "SGLang dumper folder", _detect_dumper, _dumper_samples, _read_dumper))
 register(Layout("SG-JSON", "SGLang return_hidden_states", _detect_json, _read_json,
                 lambda document: len(_answers(document)) or 1))  # fmt: skip

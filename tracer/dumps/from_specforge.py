@@ -39,13 +39,20 @@ def _has_aux(document: Document) -> bool:
     )
 
 
-def _last_is_logits(document: Document) -> bool:
+def _last_is_logits(document: Document, request: Request) -> bool:
     aux, last = _width(document, "aux_hidden_state"), _width(document, "hidden_state")
-    return bool(aux and last) and (last > aux or aux % last != 0)
+    if aux and last:
+        return last > aux or aux % last != 0
+    return _is_vocabulary(last, request)
 
 
-def _detect_eagle3(document: Document, _request: Request) -> str | None:
-    if not _has_aux(document) or _last_is_logits(document):
+def _is_vocabulary(width: int, request: Request) -> bool:
+    hidden = request.hidden_size
+    return width >= _VOCABULARY or (hidden is not None and width > 3 * hidden)
+
+
+def _detect_eagle3(document: Document, request: Request) -> str | None:
+    if not _has_aux(document) or _last_is_logits(document, request):
         return None
     return "a dict with aux_hidden_state (singular) and hidden_state"
 
@@ -53,19 +60,15 @@ def _detect_eagle3(document: Document, _request: Request) -> str | None:
 def _read_eagle3(document: Document, _inner: int, request: Request) -> Capture:
     path = document.path
     tokens = build.token_ids(build.field(document, "input_ids"), "input_ids", path)
-    last, width = None, None
-    if document.tensor("hidden_state") is not None:
-        state = build.rows(build.field(document, "hidden_state"), "hidden_state", path)
-        last, width = build.last_state("hidden_state", state, Norm.POST, _POST), state.width
-    notes = () if last is not None else ("no last state: hidden_state is missing or None",)
-    parts: list[Rows] = []
-    if document.tensor("aux_hidden_state") is not None:
-        aux = build.field(document, "aux_hidden_state")
-        parts = list(build.side_by_side(aux, "aux_hidden_state", path, request, width or _third(aux)))
-    else:
-        notes = (*notes, "no slots: aux_hidden_state is None, the dump was made without aux states")
-    return _sample(document, "SF-EAGLE3", build.recognised(_detect_eagle3, document, request), tokens, parts,
-                   "aux_hidden_state", request, last, notes)  # fmt: skip
+    aux = document.tensor("aux_hidden_state")
+    width = None if aux is None else _third(aux)
+    found = build.slots_and_last(
+        document, "aux_hidden_state", "hidden_state", request, (Norm.POST, _POST), width=width
+    )
+    why = build.recognised(_detect_eagle3, document, request)
+    return _sample(
+        document, "SF-EAGLE3", why, tokens, found.parts, "aux_hidden_state", request, found.last, found.notes
+    )
 
 
 def _third(aux: Tensor) -> int | None:
@@ -112,14 +115,13 @@ def _sample(
 
 
 def _detect_logits(document: Document, request: Request) -> str | None:
-    if _has_aux(document) and _last_is_logits(document):
+    if _has_aux(document) and _last_is_logits(document, request):
         return (
             "hidden_state is wider than a state and aux_hidden_state is there: shifted logits (SpecForge d5de56f7)"
         )
     if _lone_state(document) is None:
         return None
-    width, hidden = _width(document, "hidden_state"), request.hidden_size
-    if width >= _VOCABULARY or (hidden is not None and width not in {hidden, 3 * hidden} and width > 3 * hidden):
+    if _is_vocabulary(_width(document, "hidden_state"), request):
         return "hidden_state is as wide as a vocabulary: shifted logits (SpecForge d5de56f7)"
     return None
 
@@ -131,14 +133,18 @@ def _read_logits(document: Document, _inner: int, request: Request) -> Capture:
     aux = document.tensor("aux_hidden_state")
     if aux is not None:
         parts = list(build.side_by_side(aux, "aux_hidden_state", path, request, _third(aux)))
-    note = "no last state: SpecForge commit d5de56f7 stored full-vocabulary logits, shifted by one, as hidden_state"
+    notes: tuple[str, ...] = (
+        "no last state: SpecForge commit d5de56f7 stored full-vocabulary logits, shifted by one, as hidden_state",
+    )
+    if aux is None and "aux_hidden_state" in document.keys:
+        notes = (*notes, "no slots: aux_hidden_state is None")
     why = build.recognised(_detect_logits, document, request)
-    return _sample(document, "SF-D5DE56F7", why, tokens, parts, "aux_hidden_state", request, None, (note,))
+    return _sample(document, "SF-D5DE56F7", why, tokens, parts, "aux_hidden_state", request, None, notes)
 
 
 def _lone_state(document: Document) -> Tensor | None:
     """``hidden_state`` where it is the only state of the dict."""
-    return document.tensor("hidden_state") if build.states_in(document) == {"hidden_state"} else None
+    return document.tensor("hidden_state") if build.named_states(document) == {"hidden_state"} else None
 
 
 def _batched_state(document: Document) -> Tensor | None:
@@ -194,7 +200,7 @@ def _read_last_only(document: Document, _inner: int, request: Request) -> Captur
 
 
 def _detect_fork(document: Document, _request: Request) -> str | None:
-    states = build.states_in(document)
+    states = build.named_states(document)
     if states == {"last_hidden"} and "input_ids" in document.keys:
         return "a dict with last_hidden"
     if states == {"hidden_state"} and {"input_ids", "attention_mask"} <= document.keys:
@@ -219,17 +225,18 @@ def _read_fork(document: Document, _inner: int, request: Request) -> Capture:
 def _detect_online(document: Document, _request: Request) -> str | None:
     if not {"hidden_state", "target", "attention_mask"} <= document.keys:
         return None
-    return "a dict with hidden_state, target and attention_mask" if document.tensor("target") is not None else None
+    found = build.some_tensor(document, "hidden_state", "target")
+    return "a dict with hidden_state, target and attention_mask" if found else None
 
 
 def _read_online(document: Document, _inner: int, request: Request) -> Capture:
     path = document.path
     tokens = build.token_ids(build.field(document, "input_ids"), "input_ids", path)
-    state = build.rows(build.field(document, "target"), "target", path)
-    parts = build.side_by_side(build.field(document, "hidden_state"), "hidden_state", path, request, state.width)
-    last = build.last_state("target", state, Norm.POST, _POST)
+    found = build.slots_and_last(document, "hidden_state", "target", request, (Norm.POST, _POST))
     why = build.recognised(_detect_online, document, request)
-    return _sample(document, "SF-ONLINE", why, tokens, parts, "hidden_state", request, last)
+    return _sample(
+        document, "SF-ONLINE", why, tokens, found.parts, "hidden_state", request, found.last, found.notes
+    )
 
 
 # --- DFlash, Domino, DSpark ----------------------------------------------------------------------------------
@@ -237,7 +244,7 @@ def _read_online(document: Document, _inner: int, request: Request) -> Capture:
 
 def _detect_dflash(document: Document, _request: Request) -> str | None:
     states = document.tensor("hidden_states")
-    if build.states_in(document) != {"hidden_states"} or states is None or "input_ids" not in document.keys:
+    if build.named_states(document) != {"hidden_states"} or states is None or "input_ids" not in document.keys:
         return None
     named = re.fullmatch(r"sample_\d+_rank\d+", document.path.name.split(".", 1)[0])
     if states.ndim not in {2, 3} or "attention_mask" in document.keys or named:
@@ -255,7 +262,8 @@ def _read_dflash(document: Document, _inner: int, request: Request) -> Capture:
 
 
 def _detect_dspark(document: Document, _request: Request) -> str | None:
-    if not {"hidden_states", "target_last_hidden_states"} <= build.states_in(document):
+    named = {"hidden_states", "target_last_hidden_states"}
+    if not named <= build.named_states(document) or not build.some_tensor(document, *named):
         return None
     return "a dict with hidden_states and target_last_hidden_states"
 
@@ -263,13 +271,13 @@ def _detect_dspark(document: Document, _request: Request) -> str | None:
 def _read_dspark(document: Document, _inner: int, request: Request) -> Capture:
     path = document.path
     tokens = build.token_ids(build.field(document, "input_ids"), "input_ids", path)
-    state = build.rows(build.field(document, "target_last_hidden_states"), "target_last_hidden_states", path)
-    parts = list(
-        build.side_by_side(build.field(document, "hidden_states"), "hidden_states", path, request, state.width)
+    found = build.slots_and_last(
+        document, "hidden_states", "target_last_hidden_states", request, (Norm.POST, _POST)
     )
-    last = build.last_state("target_last_hidden_states", state, Norm.POST, _POST)
     why = build.recognised(_detect_dspark, document, request)
-    return _sample(document, "SF-DSPARK", why, tokens, parts, "hidden_states", request, last, (), FLASH)
+    return _sample(
+        document, "SF-DSPARK", why, tokens, found.parts, "hidden_states", request, found.last, found.notes, FLASH
+    )
 
 
 register(Layout("SF-EAGLE3", "SpecForge EAGLE-3", _detect_eagle3, _read_eagle3))

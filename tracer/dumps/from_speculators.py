@@ -284,7 +284,7 @@ def _v1_ids(
 
 
 def _detect_v0(document: Document, _request: Request) -> str | None:
-    if document.tensor("hidden_state") is None or document.tensor("target") is None:
+    if not {"hidden_state", "target"} <= document.keys or not build.some_tensor(document, "hidden_state", "target"):
         return None
     if "attention_mask" in document.keys:  # an online sample of SpecForge
         return None
@@ -294,20 +294,19 @@ def _detect_v0(document: Document, _request: Request) -> str | None:
 def _read_v0(document: Document, _inner: int, request: Request) -> Capture:
     path = document.path
     tokens = build.token_ids(build.field(document, "input_ids"), "input_ids", path)
-    target = build.rows(build.field(document, "target"), "target", path)
-    parts = build.side_by_side(build.field(document, "hidden_state"), "hidden_state", path, request, target.width)
-    boundaries, source = ENTRIES.resolve(request, len(parts))
+    norm = Norm.POST, "speculators v0 convention: hidden_states[-1] of transformers"
+    states = build.slots_and_last(document, "hidden_state", "target", request, norm)
+    boundaries, source = ENTRIES.resolve(request, len(states.parts))
     return build.capture(
         path,
         "SPEC-V0",
         _detect_v0(document, request) or build.FORCED,
         tokens,
-        build.slots_of(parts, "hidden_state", boundaries, source),
-        last=build.last_state(
-            "target", target, Norm.POST, "speculators v0 convention: hidden_states[-1] of transformers"
-        ),
+        build.slots_of(states.parts, "hidden_state", boundaries, source),
+        last=states.last,
         mask=build.mask_of(document.value.get("loss_mask"), path),
         mask_offset=1,
+        notes=states.notes,
     )
 
 

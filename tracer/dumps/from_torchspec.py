@@ -12,14 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from drafttrace.tracer.capture import Capture, Ints, LastState, Norm
+from drafttrace.tracer.capture import Capture, Ints, Norm
 from drafttrace.tracer.dumps import build
 from drafttrace.tracer.dumps.build import OUTPUTS
 from drafttrace.tracer.dumps.document import Document
 from drafttrace.tracer.dumps.registry import Layout, Request, register
 from drafttrace.tracer.dumps.tensor import Tensor
 from drafttrace.tracer.errors import UnreadableFile
-from drafttrace.tracer.rows import Rows
 
 _UNKNOWN = (
     "the file does not say which engine wrote it: after the norm for SGLang and transformers, before it for vLLM"
@@ -37,21 +36,9 @@ def _sample(
 ) -> Capture:
     """One sample; ``names`` are those of the aux and of the last state."""
     path = document.path
-    aux_name, last_name = names
     tokens = build.token_ids(build.field(document, "input_ids", entry), "input_ids", path)
-    last: LastState | None = None
-    width = None
-    if entry.get(last_name) is not None:
-        state = build.rows(build.field(document, last_name, entry), last_name, path)
-        last, width = build.last_state(last_name, state, *norm), state.width
-    parts: list[Rows] = []
-    notes: tuple[str, ...] = ()
-    if entry.get(aux_name) is not None:
-        aux = build.field(document, aux_name, entry)
-        parts = list(build.side_by_side(aux, aux_name, path, request, width))
-    else:
-        notes = (f"no slots: {aux_name} is None",)
-    boundaries, source = OUTPUTS.resolve(request, len(parts))
+    states = build.slots_and_last(document, *names, request, norm, entry=entry)
+    boundaries, source = OUTPUTS.resolve(request, len(states.parts))
     mask = _mask(document, entry, len(tokens))
     attention = build.mask_of(entry.get("attention_mask"), path, "attention_mask")
     return build.capture(
@@ -59,11 +46,11 @@ def _sample(
         layout,
         why,
         tokens,
-        build.slots_of(parts, aux_name, boundaries, source),
-        last=last,
+        build.slots_of(states.parts, names[0], boundaries, source),
+        last=states.last,
         mask=mask,
         valid_length=build.valid_length(tokens, mask, attention),
-        notes=notes,
+        notes=states.notes,
     )
 
 
@@ -109,12 +96,15 @@ def _read_debug(document: Document, inner: int, request: Request) -> Capture:
     batch = document.value.get("batch") if isinstance(document.value, dict) else None
     if not isinstance(batch, dict):
         raise UnreadableFile(f"The field 'batch' of '{document.path}' is no dict; read the file without --format.")
-    size = _batch_size(document)
-    entry = {
-        name: value.pick(0, inner)
-        for name, value in batch.items()
-        if isinstance(value, Tensor) and value.ndim >= 2 and value.shape[0] == size
-    }
+    ids, size = batch.get("input_ids"), _batch_size(document)
+    alone = isinstance(ids, Tensor) and ids.ndim == 1  # one sample, without the axis of the batch
+
+    def of_sample(value: Any) -> Any:
+        if alone or not isinstance(value, Tensor):
+            return value
+        return value.pick(0, inner) if value.ndim >= 2 and value.shape[0] == size else None
+
+    entry = {name: of_sample(value) for name, value in batch.items()}
     return _sample(document, "TS-DEBUG", build.recognised(_detect_debug, document, request), entry, request)
 
 
@@ -143,7 +133,10 @@ def _read_eval(document: Document, inner: int, request: Request) -> Capture:
 
 
 def _detect_test(document: Document, _request: Request) -> str | None:
-    if not {"hidden_states", "last_hidden_states"} <= build.states_in(document) or "input_ids" not in document.keys:
+    named = {"hidden_states", "last_hidden_states"}
+    if not named <= build.named_states(document) or "input_ids" not in document.keys:
+        return None
+    if not build.some_tensor(document, *named):
         return None
     return "a dict with hidden_states and last_hidden_states"
 
@@ -159,7 +152,7 @@ def _read_test(document: Document, _inner: int, request: Request) -> Capture:
 
 
 def _detect_orphan(document: Document, _request: Request) -> str | None:
-    if build.states_in(document) != {"hidden_states", "aux_hidden_states"} or "conversation_id" in document.keys:
+    if build.named_states(document) != {"hidden_states", "aux_hidden_states"} or "conversation_id" in document.keys:
         return None
     return (
         "a dict with aux_hidden_states and hidden_states, without conversation_id"

@@ -99,7 +99,7 @@ def _keeping(dataset: Any, h5py: Any) -> Any:
     """Dataset access that keeps a band of chunks, so that the next rows and slots do not unpack them again."""
     access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
     if dataset.chunks is not None:
-        item = dataset.dtype.itemsize
+        item = _item_bytes(dataset)
         chunk = math.prod(dataset.chunks) * item
         band = dataset.chunks[0] * math.prod(dataset.shape[1:]) * item
         kept = max(chunk, min(2 * band, _KEPT_CHUNKS)) if chunk <= _KEPT_CHUNKS else 0
@@ -141,7 +141,7 @@ def _dataset(opened: _Opened, dataset: Any, h5py: Any) -> Tensor | None:
     plain = _plain(opened, dataset, kind)
     if plain is not None:
         return plain
-    chunk = 0 if dataset.chunks is None else math.prod(dataset.chunks) * dataset.dtype.itemsize
+    chunk = 0 if dataset.chunks is None else math.prod(dataset.chunks) * _item_bytes(dataset)
     if chunk > _KEPT_CHUNKS and _as_stored(dataset, kind) and can_stream(dataset):
         return Tensor.of(DeflatedChunks(opened.path, opened.bytes, dataset, kind), kind)
     if chunk > _MOST_CHUNK and dataset.id.get_create_plist().get_nfilters():
@@ -163,7 +163,7 @@ def _check_held(opened: _Opened, dataset: Any) -> None:
             f"The dataset '{dataset.name}' of '{opened.path}' names another file for its content, and drafttrace follows "
             "no path that a file names; write it again with its content inside (h5repack)."
         )
-    shape, item = dataset.shape, dataset.dtype.itemsize
+    shape, item = dataset.shape, _item_bytes(dataset)
     if dataset.chunks is None:
         held, wanted, unit = int(dataset.id.get_storage_size()), math.prod(shape) * item, "bytes"
     else:
@@ -174,6 +174,11 @@ def _check_held(opened: _Opened, dataset: Any) -> None:
             f"The dataset '{dataset.name}' of '{opened.path}' claims the shape {list(shape)}, and {held:,} of its "
             f"{wanted:,} {unit} were written; whoever wrote it stopped early: write it again."
         )
+
+
+def _item_bytes(dataset: Any) -> int:
+    """Bytes of one number in the file. h5py shows bf16 as float32, which is twice as long."""
+    return int(dataset.id.get_type().get_size())
 
 
 def _plain(opened: _Opened, dataset: Any, kind: str) -> Tensor | None:

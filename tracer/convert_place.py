@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -36,6 +37,32 @@ def refuse_in_place(source: Path, out: Path) -> None:
             f"The output '{out}' is the source '{source}' or lies in one folder with it, and converting must not replace "
             "what it reads; give another name."
         )
+
+
+# Names that say of a file what it is; a folder of such a name would be taken for one, by people and by tools.
+_FILE_SUFFIXES = frozenset(
+    (".pt", ".pth", ".ckpt", ".bin", ".pkl", ".safetensors", ".npz", ".npy", ".h5", ".hdf5", ".json", ".jsonl", ".arrow",
+     ".parquet", ".gz", ".zip", ".tar", ".tgz", ".zst")
+)  # fmt: skip
+
+
+def refuse_no_folder(out: Path, what: str) -> None:
+    """Raise OutputExists where ``out`` is a file or is named like one. what: why it is to be a folder, and of what."""
+    if out.is_dir():
+        return
+    if os.path.lexists(out):
+        raise OutputExists(f"The output '{out}' is a file, and {what}; give the name of a folder.")
+    if out.suffix.lower() in _FILE_SUFFIXES:
+        raise OutputExists(
+            f"The output '{out}' is named like a file, and {what}; give a folder such as '{_folder_meant(out)}'."
+        )
+
+
+def _folder_meant(out: Path) -> Path:
+    """``out`` for ``out/data_0.pt``, and ``x`` for ``x.safetensors``."""
+    stem = out.name.split(".", 1)[0] or "out"
+    folder = out.parent.parent if out.parent.name == "hidden_states" else out.parent
+    return folder if re.fullmatch(r"(data|hs|trace)_\d+", stem) and folder.name else out.with_name(stem)
 
 
 @contextmanager
@@ -92,10 +119,11 @@ def _refuse_others(out: Path, own: tuple[str, ...]) -> None:
         )
 
 
-def refuse_config_above(out: Path) -> None:
-    """A v1 sample without layer ids takes those of a ``data_config.json`` one folder above it."""
-    above = out.absolute().parent / "data_config.json"
+def refuse_config_above(folder: Path) -> None:
+    """A v1 sample without layer ids takes those of a ``data_config.json`` one folder above it. Raises DrafttraceError."""
+    above = folder.absolute().parent / "data_config.json"
     if above.is_file():
         raise DrafttraceError(
-            f"'{above}' would declare layer ids for the sample in '{out}', which has none; give a folder elsewhere."
+            f"'{above}' would declare layer ids for the samples in the folders beside it, and these have none; give a "
+            "folder elsewhere."
         )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from drafttrace.tracer.boundary import boundary_name, canonical_wiring, wiring_name
 from drafttrace.tracer.capture import Accepted, Capture, Ints, Norm, Phase
+from drafttrace.tracer.convert_recording import Recording, is_trace, read_recording
 from drafttrace.tracer.dumps.registry import Request
 from drafttrace.tracer.dumps.tensor import Array
 from drafttrace.tracer.errors import DrafttraceError
@@ -20,11 +22,17 @@ BLOCK = 256
 
 @dataclass(frozen=True)
 class Sample:
-    """One row per token: ``index[t]`` is the row of token t. layers: n where it is known."""
+    """One row per token: ``index[t]`` is the row of token t. layers: n where it is known.
+
+    tokens: of the rows. all_tokens: also those after them that have no row, without padding. recording: the rest of a
+    trace, None for a dump.
+    """
 
     capture: Capture
+    recording: Recording | None
     index: Ints
     tokens: Ints
+    all_tokens: Ints
     mask: Ints | None
     layers: int | None
     lose: frozenset[str]
@@ -37,7 +45,10 @@ class Sample:
 # --- one row per token ---------------------------------------------------------------------------------------
 
 
-def one_row_per_token(capture: Capture, request: Request, lose: frozenset[str], target: Path | None) -> Sample:
+def one_row_per_token(
+    capture: Capture, request: Request, lose: frozenset[str], target: Path | None, layout: str
+) -> Sample:
+    """Cut ``capture`` down for ``layout``. Raises DrafttraceError where a token has no row, or no state of a slot."""
     table = capture.table
     target_phase = np.isin(table.phase, (Phase.PREFILL, Phase.VERIFY, Phase.DECODE))
     sure = table.accepted == Accepted.ACCEPTED
@@ -57,10 +68,9 @@ def one_row_per_token(capture: Capture, request: Request, lose: frozenset[str], 
             f"'{capture.path}' has no row for token {int(missing[0])} ({len(missing)} of {last + 1} are missing, as after "
             "a prefix-cache hit), and a training dump needs one for every token; record it again with a cold cache."
         )
-    for name, present in getattr(capture, "present", {}).items():
-        given_up = {"embed": "boundaries", "last": "last-state"}.get(name) in lose
-        if (name.startswith("aux/") or name in {"embed", "last"}) and not given_up and not present[index].all():
-            raise DrafttraceError(f"'{capture.path}' lacks {name} for some tokens; record it again.")
+    for slot in capture.slots:
+        if gaps(capture, slot.name, index) and layout != "trace":
+            raise DrafttraceError(f"'{capture.path}' lacks {slot.name} for some tokens; record it again.")
     mask = capture.mask
     tokens = capture.tokens[: last + 1]
     if (tokens < 0).any() and "first-token" not in lose:
@@ -69,54 +79,29 @@ def one_row_per_token(capture: Capture, request: Request, lose: frozenset[str], 
             "0 in its place."
         )
     tokens = np.where(tokens < 0, 0, tokens)
+    every = np.concatenate([tokens, capture.tokens[last + 1 : capture.valid_length or None]])
     if mask is not None:
         mask = np.concatenate([mask, np.zeros(max(0, last + 1 - len(mask)), np.int64)])[: last + 1]
     layers = request.layers if request.layers is not None else capture.about.get("target_layers")
-    if layers is None and capture.last is not None and capture.format.startswith("drafttrace.trace"):
+    if layers is None and capture.last is not None and is_trace(capture):
         wiring = capture.about.get("wiring")
         layers = wiring.get("n") if isinstance(wiring, dict) else None
-    return Sample(capture, index, tokens, mask, layers if type(layers) is int else None, lose, target)
+    return Sample(
+        capture,
+        read_recording(capture),
+        index,
+        tokens,
+        every,
+        mask,
+        layers if type(layers) is int else None,
+        lose,
+        target,
+    )
 
 
-def left_out_of(source: Sample, layout: str) -> Iterator[str]:
-    """What the conversion leaves behind: what was given up, and the padding."""
-    yield from recording_of(source, layout)
-    if not _is_trace(source.capture) and _spare(source):
-        yield f"{_spare(source)} rows that are padding, rejected or computed twice"
-
-
-def recording_of(source: Sample, layout: str) -> list[str]:
-    """What only a recorder knows and ``layout`` has no place for."""
-    capture = source.capture
-    found = [f"{len(capture.draft.table)} draft rows"] if capture.draft is not None else []
-    if _is_trace(capture) and _spare(source):
-        found.append(f"{_spare(source)} rows that are padding, rejected or computed twice")
-    if capture.padding:
-        found.append("hashes of padding rows")
-    if layout != "trace":
-        found += [f"{len(capture.probes)} probes"] if capture.probes else []
-        found += ["the prompt length"] if capture.prompt_length is not None else []
-        if _is_trace(capture):
-            found += [f"the block {name}" for name in capture.about if name != "wiring"]
-    return found
-
-
-def refuse_recording(source: Sample, layout: str) -> None:
-    """Raise DrafttraceError where a recording holds more than the layout, unless it is given up."""
-    found = recording_of(source, layout)
-    if found and "recording" not in source.lose:
-        raise DrafttraceError(
-            f"The layout {layout} cannot hold what only a recording has of '{source.capture.path}': {', '.join(found)}; "
-            "give it up with --lose recording."
-        )
-
-
-def _is_trace(capture: Capture) -> bool:
-    return capture.format.startswith("drafttrace.trace")
-
-
-def _spare(source: Sample) -> int:
-    return max(0, len(source.capture.table) - len(source.index))
+def gaps(capture: Capture, name: str, index: Ints) -> bool:
+    """Whether the state ``name`` ("aux/0", "embed", "last") was not recorded for some of the rows ``index``."""
+    return name in capture.present and not capture.present[name][index].all()
 
 
 def covered(source: Sample, k: int) -> int:
@@ -195,11 +180,15 @@ def refuse_last_boundary(source: Sample, layout: str) -> None:
 
 
 def refuse_sweep(source: Sample, layout: str) -> None:
-    held = {k for k in source.capture.wiring if k is not None}
-    if source.capture.last is not None and source.capture.last.boundary is not None:
-        held.add(source.capture.last.boundary)
-    own = set(source.capture.boundaries) | ({0} if source.capture.embed is not None else set())
-    spare = sorted(own - held - ({source.layers} if source.capture.last else set()))
+    """For layouts without boundaries besides the slots and the last state B(n), which they hold before the norm."""
+    capture = source.capture
+    held = {slot.boundary: slot.rows for slot in capture.slots if slot.boundary is not None}
+    last = capture.last
+    if last is not None and last.norm is Norm.PRE:
+        n = last.boundary if last.boundary is not None else source.layers
+        held |= {n: last.rows} if n is not None and n not in held else {}
+    own = set(capture.boundaries) | ({0} if capture.embed is not None else set())
+    spare = sorted(own - set(held))
     if spare:
         refuse(
             source,
@@ -207,6 +196,29 @@ def refuse_sweep(source: Sample, layout: str) -> None:
             layout,
             f"{len(spare)} boundaries besides the slots, first {boundary_name(spare[0])}",
         )
+    refuse_other_rows(source, layout, held)
+
+
+def refuse_other_rows(source: Sample, layout: str, held: Mapping[int, Rows]) -> None:
+    """Where a boundary is there twice, as in a trace whose slot is not what it declares, one of the two would go."""
+    capture = source.capture
+    twice = [(k, rows) for k, rows in capture.boundaries.items() if k in held]
+    twice += [(0, capture.embed.rows)] if capture.embed is not None and 0 in held else []
+    other = [k for k, rows in twice if not same_rows(source, held[k], rows)]
+    if other:
+        refuse(source, "boundaries", layout, f"{boundary_name(other[0])} is there twice, with different numbers")
+
+
+def same_rows(source: Sample, one: Rows, two: Rows) -> bool:
+    """Whether two states are equal bit by bit, for the tokens that both have."""
+    if one is two:
+        return True
+    if (one.dtype, one.width) != (two.dtype, two.width):
+        return False
+    index = source.index[source.index < min(len(one), len(two))]
+    part = dataclasses.replace(source, index=index)
+    pairs = zip(blocks(part, one), blocks(part, two), strict=True)
+    return all(left.tobytes() == right.tobytes() for (_a, _b, left), (_c, _d, right) in pairs)
 
 
 def refuse_mask(source: Sample, layout: str) -> None:
@@ -229,6 +241,8 @@ def last_on(source: Sample, wanted: Norm, layout: str) -> Rows:
         raise DrafttraceError(
             f"'{source.capture.path}' has no last state, and {layout} stores one; choose another layout."
         )
+    if gaps(source.capture, "last", source.index):
+        raise DrafttraceError(f"'{source.capture.path}' lacks the last state for some tokens; record it again.")
     if last.norm is wanted:
         return last.rows
     side = {Norm.PRE: "before", Norm.POST: "after", Norm.UNKNOWN: "on an unknown side of"}

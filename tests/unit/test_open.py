@@ -285,7 +285,8 @@ def test_every_layout_of_the_design_has_an_id() -> None:
         "TS-EVAL", "TS-TESTDUMP", "TS-ORPHAN", "AS-EAGLE3", "AS-DFLASH", "AM-EAGLE3", "AM-DSPARK",
     }  # fmt: skip
     assert designed <= set(format_ids())
-    assert {case.id for case in made.CASES} | {"MAPPED", "DRAFTTRACE", "SF-ONLINE"} == set(format_ids())
+    others = {"MAPPED", "DRAFTTRACE", "SF-ONLINE", "DRAFTTRACE-TRACES"}
+    assert {case.id for case in made.CASES} | others == set(format_ids())
 
 
 def test_a_stranger_adds_a_format(tmp_path: Path) -> None:

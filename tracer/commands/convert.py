@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -42,14 +45,33 @@ class Loss(StrEnum):
     BOUNDARIES = "boundaries"
     FIRST_TOKEN = "first-token"
     RECORDING = "recording"
+    SAMPLE_NUMBERS = "sample-numbers"
+
+
+@contextmanager
+def _progress(quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
+    """A bar of samples on stderr, only where that is a terminal."""
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=output.console(stderr=True), transient=True) as bar:
+        task = bar.add_task("samples", total=None, visible=False)
+        yield lambda done, total: bar.update(task, completed=done, total=total, visible=True)
 
 
 def convert(
-    source: Annotated[str, typer.Argument(metavar="FILE", help="A trace or dump (PATH or PATH#i).")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The file or folder to write.")],
+    source: Annotated[str, typer.Argument(metavar="FILE", help="A trace or dump: PATH (every sample) or PATH#i.")],
+    out: Annotated[
+        Path, typer.Argument(metavar="OUT", help="The file or folder to write (a folder for several samples).")
+    ],
     to: Annotated[Layout, typer.Option("--to", help="The layout to write.", show_default=False)],
     format_name: Annotated[str | None, typer.Option("--format", help="Read FILE as this format.")] = None,
-    sample: Annotated[int | None, typer.Option(min=0, help="The sample, where FILE holds several.")] = None,
+    sample: Annotated[
+        int | None, typer.Option(min=0, help="The sample, where FILE holds several (default: all).")
+    ] = None,
     lose: Annotated[
         list[Loss] | None, typer.Option("--lose", help="Give this up where OUT cannot hold it. Repeatable.")
     ] = None,
@@ -68,32 +90,42 @@ def convert(
     last_norm: LastNorm = None,
     mask: MaskName = None,
     boundaries: Boundaries = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing OUT.")] = False,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Replace an existing OUT; a folder of several only where convert wrote it."),
+    ] = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Write a trace or dump in another layout; what that cannot hold is refused, not dropped."""
+    """Write a trace or dump in another layout; what that cannot hold is refused, not dropped.
+
+    A dump of several samples becomes a folder, which is there when all of it is there; the same command goes on where it
+    was interrupted.
+    """
     from drafttrace.tracer.convert import convert as write
 
     dump = said(hidden_size, layer_ids, slots, tokens, last, last_norm, mask, boundaries)
-    written = write(
-        source,
-        out,
-        to.value,
-        format=format_name,
-        sample=sample,
-        mapping=dump.mapping,
-        request=dump.request,
-        lose=[loss.value for loss in lose or []],
-        mask="ones" if ones else None,
-        target=target,
-        force=force,
-    )
+    with _progress(quiet) as progress:
+        written = write(
+            source,
+            out,
+            to.value,
+            format=format_name,
+            sample=sample,
+            mapping=dump.mapping,
+            request=dump.request,
+            lose=[loss.value for loss in lose or []],
+            mask="ones" if ones else None,
+            target=target,
+            force=force,
+            progress=progress,
+        )
     if quiet:
         return
     console = output.console()
     for path in written.paths:
-        console.print(str(path), markup=False, soft_wrap=True)
+        many = f": {written.samples} samples" if written.samples > 1 else ""
+        console.print(f"{path}{many}", markup=False, soft_wrap=True)
     for what in written.left_out:
         console.print(f"left out: {what}", markup=False, style="dim", soft_wrap=True)
 
@@ -109,8 +141,12 @@ def add_to(app: typer.Typer) -> None:
                 "the slots as tensors that any tool opens",
             ),
             (
-                "drafttrace convert data_0.pt out.safetensors --to safetensors --lose loss-mask",
+                "drafttrace convert data_0.pt out.safetensors --to safetensors",
                 "a dump without pickle",
+            ),
+            (
+                "drafttrace convert dump out --to safetensors",
+                "every sample of a dump, as out/hs_0.safetensors and so on",
             ),
         ),
     )(convert)

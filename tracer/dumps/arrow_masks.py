@@ -5,8 +5,6 @@ pyarrow is optional. Without it the states can still be compared; only the mask 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections.abc import Iterable
 from functools import lru_cache
@@ -113,31 +111,3 @@ def _table(folder: Path) -> list[Batch]:
 @lru_cache(maxsize=4)
 def _batches(stamps: tuple[tuple[str, int, int], ...]) -> list[Batch]:
     return [batch for name, _size, _modified in stamps for batch in batches_of(Path(name))]
-
-
-def write_table(folder: Path, tokens: Ints, mask: Ints) -> list[Path]:
-    """Write a one-row Arrow dataset that ``datasets.load_from_disk`` reads: input_ids, loss_mask, seq_len.
-
-    Raises DrafttraceError where pyarrow is not installed.
-    """
-    try:
-        import pyarrow as pa
-    except ImportError:
-        raise DrafttraceError(
-            "The loss mask of the speculators layout lies in an Arrow table, and pyarrow is not installed; pip install "
-            "pyarrow, or give the mask up with --lose loss-mask."
-        ) from None
-    columns = {"input_ids": [tokens.tolist()], "loss_mask": [mask.tolist()], "seq_len": [len(tokens)]}
-    types = {"input_ids": pa.list_(pa.int64()), "loss_mask": pa.list_(pa.int64()), "seq_len": pa.int64()}
-    table = pa.table(columns, schema=pa.schema(list(types.items())))
-    data = folder / "data-00000-of-00001.arrow"
-    with pa.OSFile(str(data), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    fields = {name: {"feature": {"dtype": "int64", "_type": "Value"}, "_type": "List"} for name in types}
-    info = {"features": fields | {"seq_len": {"dtype": "int64", "_type": "Value"}}}
-    fingerprint = hashlib.sha256(tokens.tobytes()).hexdigest()[:16]
-    state: dict[str, Any] = {"_data_files": [{"filename": data.name}], "_fingerprint": fingerprint, "_format_columns": None,
-             "_format_kwargs": {}, "_format_type": None, "_output_all_columns": False, "_split": None}  # fmt: skip
-    (folder / "dataset_info.json").write_text(json.dumps(info, indent=1) + "\n", "utf-8")
-    (folder / "state.json").write_text(json.dumps(state, indent=1) + "\n", "utf-8")
-    return [data, folder / "dataset_info.json", folder / "state.json"]

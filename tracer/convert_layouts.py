@@ -1,0 +1,269 @@
+"""One sample in every layout that can be written, and what such a layout is as a folder of many."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from drafttrace.tracer.boundary import boundary_name
+from drafttrace.tracer.capture import Ints, Norm
+from drafttrace.tracer.convert_companions import ArrowTable, Companions, LayerIds
+from drafttrace.tracer.convert_sample import (
+    Sample,
+    blocks,
+    covered,
+    gaps,
+    kind_of,
+    last_on,
+    need_mask,
+    need_slots,
+    one_kind,
+    refuse,
+    refuse_ids,
+    refuse_other_rows,
+    refuse_sweep,
+    same_rows,
+)
+from drafttrace.tracer.convert_trace import to_trace
+from drafttrace.tracer.dumps.tensor import Array
+from drafttrace.tracer.dumps.write_safetensors import SafetensorsWriter
+from drafttrace.tracer.dumps.write_torch import Planned, write_torch
+from drafttrace.tracer.errors import DrafttraceError
+from drafttrace.tracer.rows import Rows
+
+
+@dataclass(frozen=True)
+class OutLayout:
+    """A layout that can be written.
+
+    write: one sample into one file, which appears under its name only when it is whole. name: the place of sample i in a
+    folder of many. holds: such a folder in words. folder: one sample, too, is a folder. companions: what stands once
+    beside the samples. rows: sample i is row i of a table, so the numbers have no gaps.
+    """
+
+    id: str
+    write: Callable[[Sample, Path], None]
+    name: Callable[[int], str]
+    holds: str
+    folder: bool = False
+    companions: type[Companions] = Companions
+    rows: bool = False
+
+
+# --- safetensors ---------------------------------------------------------------------------------------------
+
+
+def _to_safetensors(source: Sample, out: Path) -> None:
+    layout = "The safetensors layout"
+    slots = _named_slots(source, layout)
+    last = _named_last(source, layout)
+    more = _sweep(source, layout, slots | ({} if last is None else {last[0]: last[1]}))
+    by_boundary = slots | more
+    metadata = {"slots": json.dumps(list(source.capture.wiring))}
+    if last is not None:
+        by_boundary.pop(last[0], None)  # at the end, where the layout of the vLLM connector has it
+        by_boundary[last[0]] = last[1]
+        metadata["last"] = str(last[0])
+    if source.layers is not None:
+        metadata["layers"] = str(source.layers)
+    if not by_boundary:
+        raise DrafttraceError(
+            f"'{source.capture.path}' has no states with a known boundary; say which they are with --layer-ids."
+        )
+    from drafttrace import __version__
+
+    metadata |= {
+        "format": "drafttrace.capture/1",
+        "boundaries": json.dumps(list(by_boundary)),
+        "mask_offset": str(source.capture.mask_offset),
+        "written_by": f"drafttrace {__version__} convert",
+        "source_format": source.capture.format,
+    }
+    mask = None if "loss-mask" in source.lose else source.mask
+    _write_stacked(source, out, list(by_boundary.values()), metadata, mask)
+
+
+def _named_slots(source: Sample, layout: str) -> dict[int, Rows]:
+    capture = source.capture
+    named: dict[int, Rows] = {}
+    for slot in capture.slots:
+        if slot.boundary is None:
+            raise DrafttraceError(
+                f"{layout} names the boundary of every slot, and '{capture.path}' does not say that of {slot.name}; say "
+                "it with --layer-ids or --boundaries, or convert to speculators."
+            )
+        if slot.boundary in named:
+            raise DrafttraceError(
+                f"{layout} holds a boundary once, and '{capture.path}' declares {boundary_name(slot.boundary)} for two "
+                "slots; convert to speculators-v1."
+            )
+        named[slot.boundary] = slot.rows
+    return named
+
+
+def _named_last(source: Sample, layout: str) -> tuple[int, Rows] | None:
+    """The last state and its boundary; None where there is none, or it is given up."""
+    capture = source.capture
+    if capture.last is None or "last-state" in source.lose:
+        return None
+    k = capture.last.boundary if capture.last.boundary is not None else source.layers
+    if k is None:
+        raise DrafttraceError(
+            f"The number of layers of '{capture.path}' is not known, so its last state has no name; give --target DIR."
+        )
+    rows = last_on(source, Norm.PRE, layout)
+    for slot in capture.slots:
+        if slot.boundary == k and not same_rows(source, slot.rows, rows):
+            raise DrafttraceError(
+                f"{layout} holds a boundary once, and {slot.name} of '{capture.path}' is declared {boundary_name(k)} as "
+                "its last state is, with other numbers; convert to speculators-v1."
+            )
+    return k, rows
+
+
+def _sweep(source: Sample, layout: str, held: Mapping[int, Rows]) -> dict[int, Rows]:
+    """Every further boundary. Raises DrafttraceError where one is short, or not what ``held`` has of it."""
+    capture = source.capture
+    found: dict[int, Rows] = dict(held)
+    short = sorted(k for k in capture.boundaries if k not in found and covered(source, k) < len(source))
+    if short:
+        why = f"{len(short)} boundaries, first {boundary_name(short[0])}, cover only the first {covered(source, short[0])} "
+        refuse(source, "boundaries", layout, f"{why}of {len(source)} tokens")
+    if capture.embed is not None and gaps(capture, "embed", source.index):
+        refuse(source, "boundaries", layout, "the embedding was not recorded for some tokens")
+    elif capture.embed is not None and 0 not in found:
+        found[0] = capture.embed.rows
+    refuse_other_rows(source, layout, found)
+    found |= {k: rows for k, rows in capture.boundaries.items() if k not in found and k not in short}
+    return {k: rows for k, rows in found.items() if k not in held}
+
+
+def _write_stacked(
+    source: Sample, out: Path, parts: Sequence[Rows], metadata: dict[str, str], mask: Ints | None = None
+) -> None:
+    kind = one_kind(source, parts)
+    widths = {part.width for part in parts}
+    if len(widths) != 1:
+        raise DrafttraceError(
+            f"The states of '{source.capture.path}' are {sorted(widths)} wide; a stack has one width."
+        )
+    shape = (len(source), len(parts), widths.pop())
+    specs: dict[str, tuple[str, tuple[int, ...]]] = {
+        "hidden_states": (kind, shape),
+        "token_ids": ("int64", (len(source),)),
+    }
+    if mask is not None:
+        specs["loss_mask"] = ("int64", (len(source),))
+    writer = SafetensorsWriter(out, specs, metadata)
+    with writer as tensors:
+        tensors["token_ids"][:] = source.tokens
+        if mask is not None:
+            tensors["loss_mask"][:] = mask
+        for column, part in enumerate(parts):
+            for start, stop, block in blocks(source, part):
+                tensors["hidden_states"][start:stop, column] = block
+                writer.wrote((stop - start) * len(parts) * part.width * block.itemsize)
+
+
+# --- speculators and SpecForge -------------------------------------------------------------------------------
+
+
+def _to_speculators(source: Sample, out: Path) -> None:
+    layout = "The speculators layout"
+    refuse_ids(source, layout)
+    refuse_sweep(source, layout)
+    parts = [*(slot.rows for slot in source.capture.slots), last_on(source, Norm.PRE, layout)]
+    _write_stacked(source, out, parts, {})
+
+
+def _to_v1(source: Sample, out: Path) -> None:
+    layout = "The speculators v1 layout"
+    need_slots(source, layout)
+    refuse_sweep(source, layout)
+    mask = need_mask(source, layout)
+    parts = [*(slot.rows for slot in source.capture.slots), last_on(source, Norm.PRE, layout)]
+    value: dict[str, Planned | list[Planned]] = {
+        "input_ids": _ints(source.tokens),
+        "hidden_states": [_planned(source, [part]) for part in parts],
+        "loss_mask": _ints(mask),
+    }
+    write_torch(out, value)
+
+
+def _to_specforge(source: Sample, out: Path) -> None:
+    layout = "The SpecForge layout"
+    refuse_ids(source, layout)
+    refuse_sweep(source, layout)
+    slots = source.capture.slots
+    if len(slots) != 3:
+        raise DrafttraceError(
+            f"{layout} holds exactly three slots, and '{source.capture.path}' has {len(slots)} of them; "
+            "choose another layout with --to."
+        )
+    mask = need_mask(source, layout)
+    last = last_on(source, Norm.POST, layout)
+    one_kind(source, [slot.rows for slot in slots])
+    value = {
+        "input_ids": _ints(source.tokens),
+        "loss_mask": _ints(mask),
+        "aux_hidden_state": _planned(source, [slot.rows for slot in slots], batched=True),
+        "hidden_state": _planned(source, [last], batched=True),
+    }
+    write_torch(out, value)
+
+
+def _ints(values: Ints) -> Planned:
+    return Planned("int64", values.shape, lambda: [values])
+
+
+def _planned(source: Sample, parts: Sequence[Rows], *, batched: bool = False) -> Planned:
+    """States side by side ``[L, sum of widths]``, with a batch axis of one before it where it is wanted."""
+
+    def pieces() -> Iterator[Array]:
+        for together in zip(*(blocks(source, part) for part in parts), strict=True):
+            yield np.concatenate([block for _start, _stop, block in together], -1)
+
+    shape = (len(source), sum(part.width for part in parts))
+    return Planned(kind_of(parts[0]), (1, *shape) if batched else shape, pieces)
+
+
+def _specforge_name(number: int) -> str:
+    first = number - number % SPECFORGE_GROUP
+    return f"rows_{first}-{first + SPECFORGE_GROUP}/data_{number}.ckpt"
+
+
+# SpecForge's scripts/prepare_hidden_states.py puts so many samples into one folder.
+SPECFORGE_GROUP = 2000
+
+_ALL = (
+    OutLayout("trace", to_trace, lambda number: f"trace_{number}.h5", "trace_0.h5, trace_1.h5 and so on"),
+    OutLayout(
+        "safetensors",
+        _to_safetensors,
+        lambda number: f"hs_{number}.safetensors",
+        "hs_0.safetensors, hs_1.safetensors and so on",
+    ),
+    OutLayout("specforge", _to_specforge, _specforge_name, "rows_0-2000/data_0.ckpt and so on"),
+    OutLayout(
+        "speculators-v1",
+        _to_v1,
+        lambda number: f"data_{number}.pt",
+        "data_0.pt with data_config.json",
+        folder=True,
+        companions=LayerIds,
+    ),
+    OutLayout(
+        "speculators",
+        _to_speculators,
+        lambda number: f"hidden_states/hs_{number}.safetensors",
+        "hidden_states/hs_0.safetensors with an Arrow table",
+        folder=True,
+        companions=ArrowTable,
+        rows=True,
+    ),
+)
+OUT_LAYOUTS = {layout.id: layout for layout in _ALL}

@@ -43,7 +43,10 @@ class Companions:
 
 
 class LayerIds(Companions):
-    """``data_config.json``: one list of layer ids O(id) for every sample of the folder, the last state's at its end."""
+    """``data_config.json``: one list of layer ids O(id) for every sample of the folder, the last state's at its end.
+
+    Of a source that has such a file, what that says of the model and the data stays.
+    """
 
     FILES = ("data_config.json",)
 
@@ -51,13 +54,18 @@ class LayerIds(Companions):
         super().__init__(folder)
         self._ids: list[int] | None = None
         self._first: int | None = None
+        self._count = 0
+        self._config: dict[str, Any] = {}
 
     def add(self, number: int, source: Sample) -> None:
         ids = _layer_ids(source)
+        self._count += 1
         if ids is None:
             refuse_config_above(self.folder)
         if self._first is None:
             self._first, self._ids = number, ids
+            told = source.capture.about.get("data_config")
+            self._config = dict(told) if isinstance(told, dict) else {}
         elif ids != self._ids:
             raise DrafttraceError(
                 f"'{source.capture.path}' has {_declared(ids)}, and sample #{self._first} {_declared(self._ids)}, where "
@@ -68,8 +76,11 @@ class LayerIds(Companions):
     def finish(self) -> list[str]:
         if self._ids is None:
             return []
-        states = {"layer_ids": self._ids}
-        config = {"version": "2.0", "format": {"data_format_version": 1}, "hidden_states": states}
+        config = {"version": "2.0", "format": {"data_format_version": 1}, **self._config}
+        states, data = config.get("hidden_states"), config.get("data")
+        config["hidden_states"] = {**(states if isinstance(states, dict) else {}), "layer_ids": self._ids}
+        if isinstance(data, dict) and "num_samples" in data:
+            config["data"] = {**data, "num_samples": self._count}
         (self.folder / self.FILES[0]).write_text(json.dumps(config, indent=1) + "\n", "utf-8")
         return list(self.FILES)
 

@@ -12,6 +12,7 @@ import numpy as np
 from drafttrace.tracer.boundary import boundary_name
 from drafttrace.tracer.capture import Ints, Norm
 from drafttrace.tracer.convert_companions import ArrowTable, Companions, LayerIds
+from drafttrace.tracer.convert_recording import ORIGIN
 from drafttrace.tracer.convert_sample import (
     Sample,
     blocks,
@@ -63,7 +64,9 @@ def _to_safetensors(source: Sample, out: Path) -> None:
     last = _named_last(source, layout)
     more = _sweep(source, layout, slots | ({} if last is None else {last[0]: last[1]}))
     by_boundary = slots | more
-    metadata = {"slots": json.dumps(list(source.capture.wiring))}
+    made = source.capture.about.get("metadata", {}) if source.capture.format == "DRAFTTRACE" else {}
+    metadata = {name: made[name] for name in ORIGIN if name in made}
+    metadata["slots"] = json.dumps(list(source.capture.wiring))
     if last is not None:
         by_boundary.pop(last[0], None)  # at the end, where the layout of the vLLM connector has it
         by_boundary[last[0]] = last[1]

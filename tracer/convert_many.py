@@ -87,7 +87,14 @@ def _numbers(run: Run) -> dict[int, SampleRef]:
 
 def _refuse_taken(run: Run, out: Path) -> None:
     """--force replaces a folder that a conversion wrote, and nothing else: a dump may not be there to be made again."""
-    if not out.is_dir() or not any(out.iterdir()):
+    if not out.is_dir():
+        return
+    if out.samefile(Path.cwd()):
+        raise OutputExists(
+            f"The output '{run.out}' is the folder that you are in, which a whole new one would replace; give it another "
+            "name, or start from elsewhere."
+        )
+    if not any(out.iterdir()):
         return
     if not run.force:
         raise OutputExists(

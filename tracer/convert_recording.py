@@ -92,6 +92,24 @@ def left_out_of(source: Sample, layout: str) -> Iterator[str]:
             yield f"{_spare(source)} rows that are padding, rejected or computed twice"
         if layout != "trace":
             yield from _rowless(source)
+        yield from _origin(source.capture, layout)
+
+
+# What a reference says of its making, besides what it holds.
+ORIGIN = ("target", "target_hash", "dtype", "asked_dtype", "asked_device_map", "made_with")
+
+
+def _origin(capture: Capture, layout: str) -> Iterator[str]:
+    """Where a dump says that it comes from; it stays in the layout that it was in."""
+    config, metadata = capture.about.get("data_config"), capture.about.get("metadata")
+    if isinstance(config, dict) and layout != "speculators-v1":
+        names = [name for name in config if name not in {"version", "format", "hidden_states"}]
+        if names:
+            yield f"what data_config.json says of {' and '.join(names)}"
+    if isinstance(metadata, dict) and layout != "safetensors":
+        names = [name for name in ORIGIN if name in metadata]
+        if names:
+            yield f"what its metadata says of its making ({', '.join(names)})"
 
 
 def recording_of(source: Sample, layout: str) -> list[str]:

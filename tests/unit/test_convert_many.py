@@ -58,6 +58,33 @@ def test_the_layer_ids_of_v1_stand_once(tmp_path: Path) -> None:
     assert named == ["data_config.json"]
 
 
+def test_what_the_dump_says_of_its_making_stays_or_is_told(tmp_path: Path) -> None:
+    """It went without a word."""
+    source = v1(tmp_path / "dump")
+    config = json.loads((source / "data_config.json").read_text()) | {
+        "model": {"name": "m"},
+        "data": {"num_samples": 9},
+    }
+    (source / "data_config.json").write_text(json.dumps(config))
+    assert convert(str(source), tmp_path / "out", "speculators-v1").left_out == ()
+    again = json.loads((tmp_path / "out/data_config.json").read_text())
+    assert again["model"] == {"name": "m"}
+    assert again["data"] == {"num_samples": 5}
+    assert again["hidden_states"] == {"layer_ids": [1, 3, 4, N - 1]}
+    told = convert(str(source), tmp_path / "there", "safetensors").left_out
+    assert told == ("what data_config.json says of model and data (5 samples)",)
+
+
+def test_a_reference_stays_the_reference_of_its_target(tmp_path: Path) -> None:
+    made = {"target": "llama", "target_hash": "abc", "made_with": "torch 2", "dtype": "bf16"}
+    source = references(tmp_path / "dump", [[2, 4, 5]] * 2, [True] * 2, **made)
+    assert convert(str(source), tmp_path / "out", "safetensors").left_out == ()
+    metadata = open_capture(f"{tmp_path / 'out'}#1").about["metadata"]
+    assert metadata.items() >= made.items()
+    told = convert(str(source), tmp_path / "v1", "speculators-v1").left_out
+    assert told == ("what its metadata says of its making (target, target_hash, dtype, made_with) (2 samples)",)
+
+
 def test_row_i_of_the_arrow_table_is_sample_i(tmp_path: Path) -> None:
     import datasets
 
@@ -253,11 +280,11 @@ def test_files_are_closed_sample_by_sample(tmp_path: Path) -> None:
 # --- samples that do not go together -------------------------------------------------------------------------
 
 
-def references(folder: Path, wirings: list[list[int]], masks: list[bool]) -> Path:
+def references(folder: Path, wirings: list[list[int]], masks: list[bool], **more: str) -> Path:
     folder.mkdir()
     for i, (wiring, masked) in enumerate(zip(wirings, masks, strict=True)):
         about = {"format": "drafttrace.capture/1", "boundaries": json.dumps([*wiring, N]), "slots": json.dumps(wiring),
-                 "layers": str(N), "last": str(N)}  # fmt: skip
+                 "layers": str(N), "last": str(N), **more}  # fmt: skip
         length = len(tokens(i))
         held = {
             "hidden_states": torch.stack([rows(i + k, length) for k in (*wiring, N)], 1),

@@ -131,6 +131,16 @@ def test_a_conversion_into_a_linked_folder_fills_that(tmp_path: Path) -> None:
     assert len(open_collection(tmp_path / "disk").refs) == 5
 
 
+def test_the_folder_that_one_is_in_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shell would have been left in a folder that is no more."""
+    source = v1(tmp_path / "dump")
+    (tmp_path / "out").mkdir()
+    monkeypatch.chdir(tmp_path / "out")
+    with pytest.raises(OutputExists, match="is the folder that you are in"):
+        convert(str(source), Path("."), "safetensors")
+    assert sorted(os.listdir(tmp_path)) == ["dump", "out"]
+
+
 def test_a_dump_is_not_converted_into_itself(tmp_path: Path) -> None:
     source = v1(tmp_path / "dump")
     before = files(source)

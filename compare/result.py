@@ -305,7 +305,8 @@ class Result:
         """Write the report whose form the name ends in.
 
         .json: machine form; .md: for an issue; .html: with plots; .png: one picture of the plots.
-        An existing file is replaced. Raises DrafttraceError for another ending, and where nothing can be written.
+        An older report is replaced, and no other file. Raises DrafttraceError for another ending, for a file that is no
+        report, and where nothing can be written.
         """
         from drafttrace.compare.saving import save
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from drafttrace.tracer.errors import DrafttraceError, OutputExists
+from drafttrace.tracer.errors import DrafttraceError
 from drafttrace.tracer.printable import utf8
+from drafttrace.tracer.report_file import dump_json, write_bytes
 
 if TYPE_CHECKING:
     from drafttrace.compare.result import Result
@@ -20,18 +20,11 @@ def save(result: Result, path: Path) -> None:
     form = forms.get(path.suffix.lower())
     if form is None:
         raise DrafttraceError(f"The report '{path}' has no known form; let its name end in {', '.join(forms)}.")
-    part = path.with_name(f".{path.name}.part")
-    try:
-        part.write_bytes(form(result))
-        part.replace(path)
-    except OSError as error:
-        raise OutputExists(
-            f"The report '{path}' cannot be written ({error.strerror}); choose a folder that exists and is writable."
-        ) from None
+    write_bytes(path, form(result))
 
 
 def _json(result: Result) -> bytes:
-    return utf8(json.dumps(result.to_json(), indent=2, allow_nan=False, ensure_ascii=False) + "\n")
+    return utf8(dump_json(result.to_json()))
 
 
 def _markdown(result: Result) -> bytes:

@@ -135,6 +135,29 @@ def test_a_result_is_saved_and_loaded(result: drafttrace.Result, tmp_path: Path)
         drafttrace.load(tmp_path / "missing.json")
 
 
+def test_a_saved_result_replaces_reports_and_nothing_else(result: drafttrace.Result, tmp_path: Path) -> None:
+    """It once wrote over whatever stood there: a trace named r.png, a note of the user's."""
+    others = {
+        "trace.png": (KIMI / "as-trained.h5").read_bytes(),
+        "notes.md": b"what I tried\n",
+        "r.json": b"[1, 2]\n",
+    }
+    for name, data in others.items():
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(drafttrace.DrafttraceError, match="give another name"):
+            result.save(tmp_path / name)
+        assert (tmp_path / name).read_bytes() == data
+    for name in ("twice.json", "twice.md", "twice.html", "twice.png"):
+        result.save(tmp_path / name)
+        first = (tmp_path / name).stat().st_ino
+        result.save(tmp_path / name)
+        assert (tmp_path / name).stat().st_ino != first  # a new file in its place, not the old one written over
+    (tmp_path / "link.json").symlink_to(tmp_path / "twice.json")
+    result.save(tmp_path / "link.json")
+    assert (tmp_path / "link.json").is_symlink()
+    assert not [path for path in tmp_path.iterdir() if path.name.endswith(".part")]
+
+
 def test_measure_gives_every_row_that_diff_compared(result: drafttrace.Result) -> None:
     table = drafttrace.measure(KIMI / "as-trained.h5", DUMP)
     assert tuple(table) == (*IDENTITY, *MEASURES, *FLAGS)

@@ -24,7 +24,13 @@ ALLOWED = {
     # package -> modules outside of it that it may import, by prefix
     "hooks": SMALL_RECORDS | {"drafttrace.tracer.trace"},
     # plots draw a result and know nothing else
-    "compare": SMALL_RECORDS | {"drafttrace.tracer.checkpoint", "drafttrace.tracer.part_names", "drafttrace.plots"},
+    "compare": SMALL_RECORDS
+    | {
+        "drafttrace.tracer.checkpoint",
+        "drafttrace.tracer.part_names",
+        "drafttrace.tracer.report_file",
+        "drafttrace.plots",
+    },
     "tracer": {"drafttrace.compare", "drafttrace.hooks.doctor", "drafttrace.plots"},
 }
 FILES = [path for package in ALLOWED for path in sorted((ROOT / package).rglob("*.py"))]

@@ -7,6 +7,9 @@ from typing import Any
 
 from drafttrace.compare.facts import Facts
 from drafttrace.compare.findings.base import finding, name_slots
+from drafttrace.compare.findings.graphs import PHASES, graph_phases
+from drafttrace.compare.findings.positions import placed
+from drafttrace.compare.findings.rows import placeholder_span
 from drafttrace.compare.ranks import Divergence
 from drafttrace.compare.result import Finding
 from drafttrace.tracer.capture import Capture
@@ -89,7 +92,8 @@ def _conditions(facts: Facts) -> Iterator[Finding]:
     odd = {r.slot for r in facts.rows if r.outliers}
     broken = {s.slot for s in facts.slots if s.zero_rows or s.nan_rows}
     bad = {s.slot for s in facts.slots if s.verdict == "mismatch"} | odd
-    slots = sorted(bad - explained - broken - facts.copies.slots)
+    pictures = {r.slot for r in facts.rows if placeholder_span(facts, r) is not None}
+    slots = sorted(bad - explained - broken - placed(facts) - pictures - facts.copies.slots)
     if not slots or (facts.alignment is not None and facts.alignment.shift):
         return
     name, text, remedy = _difference(facts.left, reference)
@@ -119,12 +123,14 @@ def _difference(left: Capture, reference: Capture) -> tuple[str, str, str]:
             "one of them found its prefix in the cache while the other did not",
             "Serve with --disable-radix-cache to confirm; then look at what the cache hands back.",
         )
-    graphs = [bool(_value(c, "server_args", "disable_cuda_graph")) for c in (left, reference)]
-    if graphs[0] != graphs[1]:
+    graphs = graph_phases(left) ^ graph_phases(reference)
+    if graphs:
+        which = " and ".join(phase for phase in PHASES if phase in graphs)
         return (
             "graph-eager",
-            "one of them ran with CUDA graphs while the other did not",
-            "Something in the captured graph reads a buffer that is not refreshed: bisect with --disable-cuda-graph.",
+            f"one of them replayed its {which} passes as CUDA graphs while the other ran them eagerly",
+            "Something in the captured graph reads a buffer that is not refreshed: bisect with --disable-cuda-graph (in "
+            "SGLang 0.5.23 and newer --cuda-graph-backend-decode=disabled and --cuda-graph-backend-prefill=disabled).",
         )
     return (
         "decay",

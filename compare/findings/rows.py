@@ -98,7 +98,7 @@ def _prefix_gap(facts: Facts) -> Iterator[Finding]:
 def _span(facts: Facts) -> Iterator[Finding]:
     """Outliers on one contiguous run of placeholder tokens."""
     for rows in facts.rows:
-        span = _placeholder_span(facts, rows)
+        span = placeholder_span(facts, rows)
         if span is None:
             continue
         yield finding(
@@ -112,7 +112,8 @@ def _span(facts: Facts) -> Iterator[Finding]:
         return
 
 
-def _placeholder_span(facts: Facts, rows: RowFacts) -> tuple[int, int, int] | None:
+def placeholder_span(facts: Facts, rows: RowFacts) -> tuple[int, int, int] | None:
+    """First and last position and token of a run of equal tokens that holds all outliers of a slot; None without one."""
     outliers = sorted(rows.outliers)
     if (
         len(outliers) < 4

@@ -7,6 +7,7 @@ from typing import Any
 
 from drafttrace.compare.facts import DECLARED, VALUE, Facts
 from drafttrace.compare.findings.base import boundary_list, finding, name_slots
+from drafttrace.compare.findings.positions import placed
 from drafttrace.compare.remedy import wiring_remedy
 from drafttrace.compare.result import FAULT, NOTE, Finding
 from drafttrace.compare.wiring import Reading
@@ -207,10 +208,12 @@ def _suspected_offset(facts: Facts) -> Iterator[Finding]:
     """Without a sweep: a slot that is close to the reference's but clearly not it looks like a neighbour of it."""
     if facts.atlas is not None:
         return
+    by_position = placed(facts)
     slots = [
         s.slot
         for s in facts.slots
         if s.verdict == "mismatch"
+        and s.slot not in by_position
         and s.rel_l2.p50 < 0.45
         and s.cosine_trimmed.p50 > 0.85
         and s.outlier_rows <= s.rows // 2

@@ -105,11 +105,20 @@ def _with_slot(left: Capture, values: npt.NDArray[Any]) -> Capture:
     return replace(left, slots=tuple(slots))
 
 
+_BOTH = {"cuda_graph_backend_decode": "full", "cuda_graph_backend_prefill": "breakable"}
+
+
 @pytest.mark.parametrize(
     ("block", "wanted"),
     [
         ({"request": {"cached_prefix": 16}}, "cold-warm"),
         ({"server_args": {"disable_cuda_graph": True}}, "graph-eager"),
+        ({"server_args": {"disable_decode_cuda_graph": True}}, "graph-eager"),
+        ({"server_args": {"cuda_graph_backend_prefill": "disabled"}}, "graph-eager"),
+        ({"server_args": {"cuda_graph_config": {"decode": {"backend": "disabled"}}}}, "graph-eager"),
+        # The backend that is named counts more than the switch, and another backend is a graph all the same.
+        ({"server_args": {"disable_cuda_graph": True, **_BOTH}}, "decay"),
+        ({"server_args": {"cuda_graph_backend_decode": "breakable"}}, "decay"),
         ({}, "decay"),
     ],
 )
@@ -121,3 +130,15 @@ def test_two_runs_that_differ_are_told_by_what_was_different(block: dict[str, An
     found = diff(left, replace(other, about={**other.about, **block}))
     assert found.findings[0].id == wanted, [(f.id, f.summary) for f in found.findings]
     assert diff(left, replace(served(WORLD, WIRING), about={**left.about, **block})).exit_code == 0
+
+
+def test_a_server_on_a_cpu_replays_no_graphs() -> None:
+    """SGLang keeps its graph arguments on a CPU, too: the runs there differ by something else."""
+    left = served(WORLD, WIRING)
+    about = {**left.about, "server_args": {"device": "cpu", "disable_cuda_graph": False}}
+    noise = 0.04 * np.random.default_rng(3).standard_normal(left.slots[1].rows.shape)
+    size = np.linalg.norm(left.slots[1].rows.floats(), axis=1, keepdims=True)
+    other = replace(_with_slot(left, left.slots[1].rows.floats() + noise * size), about=about)
+    eager = {**about, "server_args": {"device": "cpu", "disable_cuda_graph": True}}
+    found = diff(replace(left, about=eager), other)
+    assert found.findings[0].id == "decay", [(f.id, f.summary) for f in found.findings]

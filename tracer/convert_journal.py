@@ -64,6 +64,10 @@ class Journal:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._file is not None
+        if (
+            kind is not None and not self._done
+        ):  # nothing to go on from, and the next command may ask for something else
+            shutil.rmtree(self._folder, ignore_errors=True)
         self._file.close()
 
     def has(self, place: Path, done: Done) -> bool:
@@ -75,6 +79,7 @@ class Journal:
         assert self._file is not None
         self._file.write(json.dumps([done.number, done.digest]) + "\n")
         self._file.flush()
+        self._done[done.number] = done
 
     def _lock(self) -> None:
         assert self._file is not None
@@ -99,7 +104,7 @@ class Journal:
                     self._done[value[0]] = Done(*value)
             self._file.write("\n")
             return
-        if head is not None and not self._anew:
+        if head is not None and len(lines) > 1 and not self._anew:
             raise OutputExists(
                 f"The folder '{self._folder}' holds an unfinished conversion of another kind: "
                 f"{_difference(head, self._facts)}; finish it with its own command, or begin anew with --force."

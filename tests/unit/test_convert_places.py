@@ -113,6 +113,20 @@ def test_an_unfinished_conversion_of_another_kind_is_not_mixed_in(tmp_path: Path
     assert {open_capture(f"{tmp_path / 'out'}#{i}").mask for i in range(5)} == {None}
 
 
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_refusal_of_the_first_sample_is_in_nobodys_way(killed: bool, tmp_path: Path) -> None:
+    """The same command with the option that the refusal asked for met the folder of the refused one."""
+    source = v1(tmp_path / "dump")
+    with pytest.raises(DrafttraceError, match=r"Sample #0 .*give it up with --lose layer-ids"):
+        convert(str(source), tmp_path / "out", "speculators")
+    assert os.listdir(tmp_path) == ["dump"]
+    if killed:  # before anything was done
+        (tmp_path / ".out.unfinished").mkdir()
+        (tmp_path / ".out.unfinished/.drafttrace-unfinished.jsonl").write_text('{"source": "x"}\n')
+    convert(str(source), tmp_path / "out", "speculators", lose=["layer-ids"])
+    assert len(open_collection(tmp_path / "out").refs) == 5
+
+
 def test_a_folder_of_another_is_not_written_into(tmp_path: Path) -> None:
     source = v1(tmp_path / "dump")
     (tmp_path / ".out.unfinished").mkdir()

@@ -105,12 +105,12 @@ def compare_live(
     places = _places(draft, text)
     steps = max((step for step, _ in places), default=0) + 1
     tokens = _tokens(draft, text, places, steps)
-    embedded = [replayer.embed(step, switches) for step in tokens]
+    reading = replayer.reading(np.stack(tokens), switches)
     model = replayer.model
     slots = [torch.from_numpy(text.state(key)) for key in wiring]
     fc_in = model.fc_in(slots, switches)
     fc_out = model.fc(fc_in)
-    done = model.steps(fc_out[None], embedded, switches)
+    done = model.steps(fc_out[None], reading, switches)
     targets, drafted = replayer.targets(switches), _drafted(capture, text)
     stages = []
     for step, (rows, live) in sorted((step, pairs) for (step, _), pairs in _grouped(places).items()):

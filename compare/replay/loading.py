@@ -17,11 +17,12 @@ from drafttrace.compare.draft_weights import (
     slots_of_fc,
     split_fused,
 )
-from drafttrace.compare.replay.model import DraftModel
+from drafttrace.compare.replay.model import DraftModel, Reading
 from drafttrace.compare.replay.switches import ABSOLUTE, OWN, Switches
 from drafttrace.compare.target_parts import TargetParts
 from drafttrace.tracer.capture import Ints
 from drafttrace.tracer.errors import UnknownFormat, UnreadableFile
+from drafttrace.tracer.rows import Floats
 
 if TYPE_CHECKING:
     from drafttrace.compare.replay.score import Sayable
@@ -62,17 +63,11 @@ class Replayer:
 
         return Sayable(self.targets(switches), self.parts.vocabulary)
 
-    def soft_targets(self, text: Text, rows: int, switches: Switches) -> torch.Tensor | None:
-        """Log-probabilities of the target at each row's next position, over the draft vocabulary ``[rows, V]``.
-
-        None where the capture has no last state. The row without a successor repeats itself; it counts nowhere.
-        """
-        if text.final is None:
-            return None
+    def soft_targets(self, final: Floats, switches: Switches) -> torch.Tensor:
+        """Log-probabilities of the target over the draft vocabulary ``[R, V]``, from its normed last states ``[R, H]``."""
         ids = np.clip(self.targets(switches), 0, self.parts.checkpoint.info(self.parts.head).shape[0] - 1)
         head = torch.from_numpy(self.parts.checkpoint.floats(self.parts.head, ids))
-        place = np.minimum(np.arange(rows) + 1, len(text.final) - 1)
-        return torch.log_softmax(torch.from_numpy(text.final[place]) @ head.T, dim=-1)
+        return torch.log_softmax(torch.from_numpy(final) @ head.T, dim=-1)
 
     def draft_ids(self, text: Text, rows: int, switches: Switches) -> Ints:
         """The draft id of the token that step 0 of each row should name ``[rows]``; -1 where there is none."""
@@ -86,12 +81,10 @@ class Replayer:
         found[: len(wanted)] = np.where(known, table[np.where(known, wanted, 0)], -1)
         return found
 
-    def embedded(self, text: Text, steps: int, switches: Switches, rows: int | None = None) -> list[torch.Tensor]:
-        """Embeddings ``[R, H]`` of the tokens that each step reads: token t+1+s, moved by the token shift."""
-        count = text.rows if rows is None else rows
-        return [
-            self.embed(step_tokens(text.tokens, s, count, switches.token_shift), switches) for s in range(steps)
-        ]
+    def reading(self, ids: Ints, switches: Switches) -> Reading:
+        """What steps that read the tokens ``ids`` ``[steps, R]`` need of the embedding: every row of it once."""
+        distinct, place = np.unique(ids, return_inverse=True)
+        return Reading(self.embed(distinct, switches), torch.from_numpy(place.reshape(ids.shape)))
 
     def embed(self, ids: Ints, switches: Switches) -> torch.Tensor:
         """Rows of the table that the switches name."""

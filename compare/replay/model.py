@@ -3,16 +3,16 @@
 Everything is float32. A server computes in bfloat16 or float16; where its own ids are compared with, ``rounded`` gives
 the same draft with every number rounded where SGLang rounds it.
 
-Shapes: B wirings run side by side, T rows (tokens), H the draft's width, S slots. Row t reads the target's slots of
-position t and the embedding of token t+1 and predicts token t+2; step s reads the state that step s-1 left in the row
-and the embedding of token t+1+s. Attention of step s: the keys of step 0 up to t, and the row's own keys of steps
-1..s, as a drafted chain has them; under a sliding window only those of the last positions. Written after SGLang's
-``models/llama_eagle3.py`` and ``kimi_k25_eagle3.py``.
+Shapes: B wirings run side by side, R rows (tokens of one or several texts), H the draft's width, S slots. Row t reads
+the target's slots of position t and the embedding of token t+1 and predicts token t+2; step s reads the state that step
+s-1 left in the row and the embedding of token t+1+s. Attention of step s: the keys of step 0 up to t, and the row's own
+keys of steps 1..s, as a drafted chain has them; under a sliding window only those of the last positions. Written after
+SGLang's ``models/llama_eagle3.py`` and ``kimi_k25_eagle3.py``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,16 +20,28 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from drafttrace.compare.draft_config import DraftConfig
+from drafttrace.compare.replay.attention import Keys, Spans, chained, seen
 from drafttrace.compare.replay.rope import Rotation, rotation_of
 from drafttrace.compare.replay.switches import Switches
 
-_BLOCK = 512
-"""Query rows that score all earlier keys at once in steps after the first."""
+_FUSED = {
+    "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
+}
+"""Projections of one input, computed as one product."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What steps read: the embeddings ``[U, H]`` of U tokens, and which of them row t of step s reads ``[steps, R]``."""
+
+    table: Tensor
+    place: Tensor
 
 
 @dataclass(frozen=True)
 class StepOut:
-    """One step: state before the final norm ``[B, T, H]``, normed state, and what the next step receives."""
+    """One step: state before the final norm ``[B, R, H]``, normed state, and what the next step receives."""
 
     state: Tensor
     normed: Tensor
@@ -37,11 +49,23 @@ class StepOut:
 
 
 @dataclass(frozen=True)
-class _Keys:
-    """Keys and values of one layer and step ``[B, heads, T, dim]``, rotated."""
+class _Pass:
+    """One run over texts that stand behind one another, ``spans`` of the rows.
 
-    key: Tensor
-    value: Tensor
+    positions ``[R]``: of the rows in their texts. turns: cosines and sines by position. told: what each projection of
+    layer 0 makes of the U embeddings ``[U, width]``. kept: the keys of every layer and step.
+    """
+
+    spans: Spans
+    positions: Tensor
+    turns: tuple[Tensor, Tensor]
+    reading: Reading
+    told: Mapping[str, Tensor]
+    kept: tuple[list[Keys], ...]
+
+
+Project = Callable[[str], Tensor]
+"""A projection of a layer's attention input, by the projection's name: ``[B, R, width]``."""
 
 
 class DraftModel:
@@ -59,7 +83,8 @@ class DraftModel:
         number_format: torch.dtype = torch.float32,
     ) -> None:
         self.config = config
-        self.weights = weights
+        self._fused, parts = _fused(weights, config.layers)
+        self.weights = {**weights, **parts}
         self.slots = slots
         self.number_format = number_format
         self._longest = longest
@@ -80,8 +105,13 @@ class DraftModel:
         weight = self.weights[name]
         return self._round(F.rms_norm(x, weight.shape, weight, self.config.eps))
 
+    def _matrix(self, name: str) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias of a projection; those of :data:`_FUSED` by their joint name."""
+        held = self._fused if f"{name}.weight" in self._fused else self.weights
+        return held[f"{name}.weight"], held.get(f"{name}.bias")
+
     def _linear(self, x: Tensor, name: str) -> Tensor:
-        return self._round(F.linear(x, self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias")))
+        return self._round(F.linear(x, *self._matrix(name)))
 
     def _rotate(self, x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
         """``x`` turned, in the number format throughout: SGLang rounds every product here."""
@@ -89,7 +119,7 @@ class DraftModel:
         return self.rotation.rotate(x.to(kind), turn[0].to(kind), turn[1].to(kind)).float()
 
     def fc_in(self, slots: Sequence[Tensor], switches: Switches) -> Tensor:
-        """What enters ``fc``: S slots ``[..., T, width]`` side by side, after any norm; the one over all slots first."""
+        """What enters ``fc``: S slots ``[..., R, width]`` side by side, after any norm; the one over all slots first."""
         wide = torch.cat(list(slots), dim=-1)
         if switches.input_norm:
             wide = self._norm(wide, "input_norm.weight")
@@ -99,59 +129,75 @@ class DraftModel:
         return wide
 
     def fc(self, fc_in: Tensor) -> Tensor:
-        """``fc`` itself, ``[..., T, H]``."""
+        """``fc`` itself, ``[..., R, H]``."""
         return self._linear(fc_in, "fc")
 
     def logits(self, normed: Tensor) -> Tensor:
         """Scores over the draft vocabulary."""
         return self._round(F.linear(normed, self.weights["lm_head.weight"]))
 
-    def steps(self, state: Tensor, embedded: Sequence[Tensor], switches: Switches) -> list[StepOut]:
-        """Run ``len(embedded)`` steps from fc's output ``[B, T, H]``.
+    def steps(
+        self, state: Tensor, reading: Reading, switches: Switches, spans: Spans | None = None
+    ) -> list[StepOut]:
+        """Run ``len(reading.place)`` steps from fc's output ``[B, R, H]``.
 
-        embedded[s] is the embedding ``[T, H]`` of the tokens that step s reads.
+        spans: where each text begins and ends in the rows (default: one text).
         """
-        layers = range(self.config.layers)
-        kept: list[list[_Keys]] = [[] for _ in layers]
+        this = self._pass(reading, spans or ((0, state.shape[1]),))
         done: list[StepOut] = []
-        for s, table in enumerate(embedded):
-            positions = torch.arange(state.shape[1]) + s
-            turn = self.rotation.angles(positions)
+        for s in range(len(reading.place)):
+            turn = tuple(table.index_select(0, this.positions + s)[:, None] for table in this.turns)
             h = state
-            for layer in layers:
-                h = self._layer(layer, h, self._round(table), turn, kept[layer], switches)
+            for layer in range(self.config.layers):
+                h = self._layer(layer, h, this, (turn[0], turn[1]), switches)
             normed = self._norm(h, "norm.weight")
             h = self._round(h)
             state = normed if switches.norm_output else h
             done.append(StepOut(h, normed, state))
         return done
 
-    def _layer(
-        self,
-        layer: int,
-        h: Tensor,
-        table: Tensor,
-        turn: tuple[Tensor, Tensor],
-        kept: list[_Keys],
-        switches: Switches,
-    ) -> Tensor:
+    def _pass(self, reading: Reading, spans: Spans) -> _Pass:
+        longest = max(end - begin for begin, end in spans)
+        table = self._norm(self._round(reading.table), "layers.0.input_layernorm.weight")
+        names = ("qkv_proj",) if self.config.mla is None else (*self._queries(), "kv_a_proj_with_mqa")
+        told = {}
+        for name in names:
+            weight, bias = self._matrix(f"layers.0.self_attn.{name}")
+            told[name] = F.linear(table, weight[:, : table.shape[1]], bias)
+        return _Pass(
+            spans=spans,
+            positions=torch.cat([torch.arange(end - begin) for begin, end in spans]),
+            turns=self.rotation.angles(torch.arange(longest + len(reading.place))),
+            reading=reading,
+            told=told,
+            kept=tuple([] for _ in range(self.config.layers)),
+        )
+
+    def _layer(self, layer: int, h: Tensor, this: _Pass, turn: tuple[Tensor, Tensor], switches: Switches) -> Tensor:
         """One layer. ``h`` and the result are sums that no one has rounded yet: SGLang's norms add in float32, too."""
         at = f"layers.{layer}"
         residual = self._round(h)
         if layer == 0:
-            normed = self._norm(h, f"{at}.hidden_norm.weight")
-            residual = normed if switches.norm_before_residual else residual
-            embedding = self._norm(table, f"{at}.input_layernorm.weight").expand_as(normed)
-            x = torch.cat((embedding, normed), dim=-1)
+            x = self._norm(h, f"{at}.hidden_norm.weight")
+            residual = x if switches.norm_before_residual else residual
+            place = this.reading.place[len(this.kept[0])]
         else:
             own = f"{at}.hidden_norm.weight"
             x = self._norm(h, own if own in self.weights else f"{at}.input_layernorm.weight")
+
+        def project(name: str) -> Tensor:
+            """Layer 0 reads embedding and state side by side; what it makes of an embedding was computed once."""
+            if layer:
+                return self._linear(x, f"{at}.self_attn.{name}")
+            weight, _ = self._matrix(f"{at}.self_attn.{name}")
+            return self._round(F.linear(x, weight[:, -x.shape[-1] :]).add_(this.told[name].index_select(0, place)))
+
         window = switches.windows[layer] if layer < len(switches.windows) else None
-        h = residual + self._attention(at, x, turn, kept, window)
-        return self._round(h) + self._mlp(at, self._norm(h, f"{at}.post_attention_layernorm.weight"))
+        h = self._attention(at, project, this, turn, window).add_(residual)
+        return self._mlp(at, self._norm(h, f"{at}.post_attention_layernorm.weight")).add_(self._round(h))
 
     def _mlp(self, at: str, x: Tensor) -> Tensor:
-        gate = self._linear(x, f"{at}.mlp.gate_proj")
+        gate, up = self._linear(x, f"{at}.mlp.gate_up_proj").chunk(2, dim=-1)
         kind = self.config.activation
         if kind in {"silu", "swish"}:
             gate = F.silu(gate)
@@ -159,105 +205,72 @@ class DraftModel:
             gate = F.relu(gate)
         else:
             gate = F.gelu(gate, approximate="none" if kind == "gelu" else "tanh")
-        wide = self._round(self._round(gate) * self._linear(x, f"{at}.mlp.up_proj"))
-        return self._linear(wide, f"{at}.mlp.down_proj")
+        return self._linear(self._round(self._round(gate).mul_(up)), f"{at}.mlp.down_proj")
 
     def _attention(
-        self, at: str, x: Tensor, turn: tuple[Tensor, Tensor], kept: list[_Keys], window: int | None
+        self, at: str, project: Project, this: _Pass, turn: tuple[Tensor, Tensor], window: int | None
     ) -> Tensor:
-        query, fresh = self._mla(at, x, turn) if self.config.mla is not None else self._gqa(at, x, turn)
+        """Attention of the step whose keys come after those kept; row t of step s stands at position t + s."""
+        kept = this.kept[int(at.rpartition(".")[2])]
+        query, fresh = self._mla(at, project, turn) if self.config.mla is not None else self._gqa(project, turn)
         kept.append(fresh)
-        if len(kept) > 1:
-            mixed = self._chain(query, kept, window)
-        elif window is not None and window < query.shape[2]:
-            mixed = self._windowed(query, fresh, window)
+        step = len(kept) - 1
+        if step == 0:
+            mixed, _ = seen(query, fresh, window, self._softmax, this.spans)
         else:
-            mixed = F.scaled_dot_product_attention(
-                query, fresh.key, fresh.value, is_causal=True, scale=self._softmax
-            )
-        return self._linear(self._round(mixed).transpose(1, 2).flatten(-2), f"{at}.self_attn.o_proj")
+            own = kept[1:] if window is None else kept[max(1, step - window + 1) :]
+            reach = None if window is None else max(0, window - step)
+            mixed = chained(query, kept[0], own, reach, self._softmax, this.spans)
+        return self._linear(self._round(mixed).flatten(-2), f"{at}.self_attn.o_proj")
 
-    def _windowed(self, query: Tensor, keys: _Keys, window: int) -> Tensor:
-        """Causal attention over the last ``window`` positions, in blocks that read only the keys they see."""
-        parts = []
-        for begin in range(0, query.shape[2], _BLOCK):
-            end = min(begin + _BLOCK, query.shape[2])
-            start = max(0, begin - window + 1)
-            seen = _seen(begin, end, start, window)
-            parts.append(
-                F.scaled_dot_product_attention(
-                    query[:, :, begin:end],
-                    keys.key[:, :, start:end],
-                    keys.value[:, :, start:end],
-                    attn_mask=seen,
-                    scale=self._softmax,
-                )
-            )
-        return torch.cat(parts, dim=2)
-
-    def _gqa(self, at: str, x: Tensor, turn: tuple[Tensor, Tensor]) -> tuple[Tensor, _Keys]:
+    def _gqa(self, project: Project, turn: tuple[Tensor, Tensor]) -> tuple[Tensor, Keys]:
         config = self.config
+        every = _heads(project("qkv_proj"), config.heads + 2 * config.kv_heads)
+        turned = self._rotate(every[:, :, : -config.kv_heads], turn)
+        query, key = turned[:, :, : config.heads], turned[:, :, config.heads :]
+        return query, Keys(key, every[:, :, -config.kv_heads :])
 
-        def heads(name: str, count: int) -> Tensor:
-            return _heads(self._linear(x, f"{at}.self_attn.{name}"), count)
+    def _queries(self) -> tuple[str, ...]:
+        mla = self.config.mla
+        return ("q_a_proj",) if mla is not None and mla.q_lora_rank else ("q_proj",)
 
-        repeat = config.heads // config.kv_heads
-        query = self._rotate(heads("q_proj", config.heads), turn)
-        key = self._rotate(heads("k_proj", config.kv_heads), turn)
-        value = heads("v_proj", config.kv_heads)
-        return query, _Keys(key.repeat_interleave(repeat, 1), value.repeat_interleave(repeat, 1))
-
-    def _mla(self, at: str, x: Tensor, turn: tuple[Tensor, Tensor]) -> tuple[Tensor, _Keys]:
+    def _mla(self, at: str, project: Project, turn: tuple[Tensor, Tensor]) -> tuple[Tensor, Keys]:
         """Multi-latent attention (DeepSeek-V2), written out: per-head keys and values from the latent."""
         mla, heads = self.config.mla, self.config.heads
         assert mla is not None
+        query = project(self._queries()[0])
         if mla.q_lora_rank:
-            down = self._norm(self._linear(x, f"{at}.self_attn.q_a_proj"), f"{at}.self_attn.q_a_layernorm.weight")
-            query = self._linear(down, f"{at}.self_attn.q_b_proj")
-        else:
-            query = self._linear(x, f"{at}.self_attn.q_proj")
+            query = self._norm(query, f"{at}.self_attn.q_a_layernorm.weight")
+            query = self._linear(query, f"{at}.self_attn.q_b_proj")
         query = _heads(query, heads)
         plain, turned = query[..., : mla.qk_nope], query[..., mla.qk_nope :]
-        latent = self._linear(x, f"{at}.self_attn.kv_a_proj_with_mqa")
+        latent = project("kv_a_proj_with_mqa")
         compressed, shared = latent[..., : mla.kv_lora_rank], latent[..., mla.kv_lora_rank :]
         up = self._linear(
             self._norm(compressed, f"{at}.self_attn.kv_a_layernorm.weight"), f"{at}.self_attn.kv_b_proj"
         )
         up = _heads(up, heads)
         key, value = up[..., : mla.qk_nope], up[..., mla.qk_nope :]
-        shared = self._rotate(shared.unsqueeze(1), turn).expand(-1, heads, -1, -1)
+        shared = self._rotate(shared[:, :, None], turn).expand(-1, -1, heads, -1)
         query = torch.cat((plain, self._rotate(turned, turn)), dim=-1)
-        return query, _Keys(torch.cat((key, shared), dim=-1), value)
-
-    def _chain(self, query: Tensor, kept: Sequence[_Keys], window: int | None) -> Tensor:
-        """Attention of a later step: step-0 keys up to the row, and the row's own keys of the steps since.
-
-        Row t of step s stands at position t + s, which is what a window counts from.
-        """
-        first, rows, step = kept[0], query.shape[2], len(kept) - 1
-        reach = rows + step if window is None else window
-        later = kept[max(1, step - reach + 1) :]
-        own = torch.stack([(query * one.key).sum(-1) for one in later], dim=-1)
-        parts = []
-        for begin in range(0, rows, _BLOCK):
-            end = min(begin + _BLOCK, rows)
-            start = min(max(0, begin + step - reach + 1), end)
-            past = query[:, :, begin:end] @ first.key[:, :, start:end].mT
-            past = past.masked_fill(~_seen(begin, end, start, reach - step), float("-inf"))
-            shares = (torch.cat((past, own[:, :, begin:end]), dim=-1) * self._softmax).softmax(-1)
-            mixed = shares[..., : end - start] @ first.value[:, :, start:end]
-            for k, one in enumerate(later):
-                mixed = mixed + shares[..., end - start + k, None] * one.value[:, :, begin:end]
-            parts.append(mixed)
-        return torch.cat(parts, dim=2)
+        return query, Keys(torch.cat((key, shared), dim=-1), value)
 
 
-def _seen(begin: int, end: int, start: int, reach: int) -> Tensor:
-    """Which of the keys ``start..end`` the rows ``begin..end`` see: their own and the ``reach - 1`` before it."""
-    behind = torch.arange(begin, end)[:, None] - torch.arange(start, end)[None, :]
-    return (behind >= 0) & (behind < reach)
+def _fused(weights: Mapping[str, Tensor], layers: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The weights and biases of :data:`_FUSED` where a layer has their parts, and these parts as views of them."""
+    found: dict[str, Tensor] = {}
+    views: dict[str, Tensor] = {}
+    for layer in range(layers):
+        for name, parts in _FUSED.items():
+            for kind in ("weight", "bias"):
+                held = {key: weights[key] for part in parts if (key := f"layers.{layer}.{part}.{kind}") in weights}
+                if len(held) == len(parts):
+                    joint = torch.cat(list(held.values()))
+                    found[f"layers.{layer}.{name}.{kind}"] = joint
+                    views |= zip(held, torch.split(joint, [len(tensor) for tensor in held.values()]), strict=True)
+    return found, views
 
 
 def _heads(x: Tensor, count: int) -> Tensor:
-    """``[B, T, count * dim]`` as ``[B, count, T, dim]``."""
-    return x.reshape(*x.shape[:-1], count, x.shape[-1] // count).transpose(1, 2)
+    """``[B, R, count * dim]`` as ``[B, R, count, dim]``."""
+    return x.reshape(*x.shape[:-1], count, x.shape[-1] // count)

@@ -12,6 +12,7 @@ from drafttrace.compare.audit.check import gather
 from drafttrace.compare.replay.live import compare_live
 from drafttrace.compare.replay.loading import Replayer
 from drafttrace.compare.replay.model import DraftModel
+from drafttrace.compare.replay.packs import Pack
 from drafttrace.compare.replay.prepare import Bench, open_bench
 from drafttrace.compare.replay.score import row_losses, run_wirings
 from drafttrace.compare.rope_facts import RopeTrial
@@ -37,7 +38,7 @@ def try_target_base(capture: Capture, target_dir: Path, draft_dir: Path) -> Rope
             return None
         both = (bench.replayer, _with_base(bench, other))
         first, second = (
-            row_losses([text], run_wirings(one, text, [text.file_wiring], bench.served, 1)) for one in both
+            row_losses([text], run_wirings(one, [text], [text.file_wiring], bench.served, 1)[0]) for one in both
         )
         states = [_states(one, bench) for one in both]
         served = [_served(one, capture, bench) for one in both]
@@ -65,9 +66,9 @@ def _with_base(bench: Bench, base: float) -> Replayer:
 def _states(replayer: Replayer, bench: Bench) -> Floats:
     """The states ``[R, H]`` of the first step."""
     text, switches, model = bench.texts[0], bench.served, replayer.model
-    slots = [torch.from_numpy(text.state(key)) for key in text.file_wiring]
-    fc_out = model.fc(model.fc_in(slots, switches))
-    done = model.steps(fc_out[None], replayer.embedded(text, 1, switches), switches)
+    pack = Pack((text,), (text.rows,))
+    fc_out = model.fc(model.fc_in([pack.states(key) for key in text.file_wiring], switches))
+    done = model.steps(fc_out[None], pack.reading(replayer, 1, switches), switches)
     states: Floats = done[0].handed[0].numpy()
     return states
 

@@ -142,10 +142,8 @@ class _Maker:
         """What wirings propose; ``whole``: over all rows, where the texts are cut to what a layer sweep covers."""
         bench = self._bench
         texts = bench.whole if whole else bench.texts
-        per_text = [run_wirings(bench.replayer, text, wirings, switches, bench.steps) for text in texts]
         found = []
-        for i in range(len(wirings)):
-            guesses = [one[i] for one in per_text]
+        for guesses in run_wirings(bench.replayer, texts, wirings, switches, bench.steps):
             counts = score(bench.replayer, texts, guesses, switches, bench.steps)
             found.append(Scored(counts, row_losses(texts, guesses), row_hits(texts, guesses, bench.steps)))
         return found

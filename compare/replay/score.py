@@ -10,6 +10,8 @@ import numpy.typing as npt
 import torch
 
 from drafttrace.compare.replay.loading import Replayer
+from drafttrace.compare.replay.model import Reading
+from drafttrace.compare.replay.packs import ROWS, Pack, packs_of
 from drafttrace.compare.replay.switches import Switches
 from drafttrace.compare.replay.texts import Key, Text
 from drafttrace.tracer.capture import Ints
@@ -21,6 +23,8 @@ ENOUGH = 24
 draft is confidently wrong, and a wiring that merely blurs it looks better there."""
 _LOGITS_AT_ONCE = 1 << 26
 """Logits held at a time, in numbers."""
+ROWS_AT_ONCE = 8192
+"""Rows of all wirings together that run side by side."""
 
 
 @dataclass(frozen=True)
@@ -36,50 +40,68 @@ class Guesses:
 
 
 def run_wirings(
-    replayer: Replayer, text: Text, wirings: Sequence[Sequence[Key]], switches: Switches, steps: int
-) -> list[Guesses]:
-    """The proposals of every wiring over a text, side by side."""
+    replayer: Replayer, texts: Sequence[Text], wirings: Sequence[Sequence[Key]], switches: Switches, steps: int
+) -> list[list[Guesses]]:
+    """The proposals of every wiring, side by side: for each wiring those for every text."""
     model = replayer.model
-    embedded = replayer.embedded(text, steps, switches)
-    soft = replayer.soft_targets(text, text.rows, switches)
-    room = max(1, _LOGITS_AT_ONCE // max(1, text.rows * replayer.draft_vocabulary))
-    found: list[Guesses] = []
-    for begin in range(0, len(wirings), room):
-        states = []
-        for wiring in wirings[begin : begin + room]:
-            slots = [torch.from_numpy(text.state(key)) for key in wiring]
-            states.append(model.fc(model.fc_in(slots, switches)))
-        found += run_states(replayer, text, torch.stack(states), embedded, switches, soft)
+    most = max(1, min(ROWS_AT_ONCE, _LOGITS_AT_ONCE // replayer.draft_vocabulary))
+    found: list[list[Guesses]] = [[] for _ in wirings]
+    for pack in packs_of(texts, min(ROWS, most)):
+        reading = pack.reading(replayer, steps, switches)
+        label, soft = pack.label(replayer, switches), pack.soft(replayer, switches)
+        room = max(1, most // pack.total)
+        for begin in range(0, len(wirings), room):
+            some = wirings[begin : begin + room]
+            fed = {key: pack.states(key) for key in dict.fromkeys(key for wiring in some for key in wiring)}
+            states = [model.fc(model.fc_in([fed[key] for key in wiring], switches)) for wiring in some]
+            made = run_states(replayer, pack, torch.stack(states), reading, switches, label, soft)
+            for all_of_one, ours in zip(found[begin : begin + room], made, strict=True):
+                all_of_one += ours
     return found
 
 
 def run_states(
     replayer: Replayer,
-    text: Text,
+    pack: Pack,
     states: torch.Tensor,
-    embedded: Sequence[torch.Tensor],
+    reading: Reading,
     switches: Switches,
+    label: torch.Tensor,
     soft: torch.Tensor | None,
-) -> list[Guesses]:
-    """The proposals that follow from fc's output ``[B, R, H]``. soft: the target's log-probabilities ``[R, V]``."""
-    rows = states.shape[1]
+) -> list[list[Guesses]]:
+    """The proposals that follow from fc's output ``[B, R, H]``: for each of the B those for every text of the pack.
+
+    label ``[R]`` and soft ``[R, V]``: what :class:`Pack` has under these names.
+    """
     targets = replayer.targets(switches)
-    label = torch.from_numpy(replayer.draft_ids(text, rows, switches))
     tops, loss = [], np.empty(0, np.float32)
-    for s, step in enumerate(replayer.model.steps(states, embedded, switches)):
+    for s, step in enumerate(replayer.model.steps(states, reading, switches, pack.spans)):
         logits = replayer.model.logits(step.normed)
         if s == 0:
             loss = _losses(logits, label, soft).numpy()
-        best = logits.topk(min(TOP, logits.shape[-1]), dim=-1).indices.numpy()
-        tops.append(targets[best])
+        tops.append(targets[best_of(logits)])
     stacked = np.stack(tops, axis=1)  # [B, steps, R, 3]
-    return [Guesses(stacked[b], loss[b]) for b in range(len(states))]
+    return [
+        [Guesses(stacked[b, :, begin:end], loss[b, begin:end]) for begin, end in pack.spans]
+        for b in range(len(states))
+    ]
+
+
+def best_of(logits: torch.Tensor) -> Ints:
+    """The places of the :data:`TOP` largest of each row ``[..., TOP]``, the first of equal ones. ``logits`` are spent."""
+    rows = logits.numpy().reshape(-1, logits.shape[-1])
+    each = np.arange(len(rows))
+    found = np.empty((len(rows), min(TOP, rows.shape[1])), np.int64)
+    for k in range(found.shape[1]):
+        found[:, k] = rows.argmax(1)
+        rows[each, found[:, k]] = -np.inf
+    return found.reshape(*logits.shape[:-1], -1)
 
 
 def _losses(logits: torch.Tensor, label: torch.Tensor, soft: torch.Tensor | None) -> torch.Tensor:
     """Loss of every row ``[B, R]``; see :class:`Guesses`."""
     if soft is not None:
-        return (soft.exp() * (soft - torch.log_softmax(logits, dim=-1))).sum(-1)
+        return torch.log_softmax(logits, dim=-1).neg_().add_(soft).mul_(soft.exp()).sum(-1)
     picked = logits.gather(-1, label.clamp(min=0).expand(len(logits), -1)[..., None])[..., 0]
     return torch.where(label >= 0, torch.logsumexp(logits, -1) - picked, torch.nan)
 

@@ -13,10 +13,12 @@ from itertools import permutations
 from math import perm
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from drafttrace.compare.replay.loading import Replayer
-from drafttrace.compare.replay.score import ENOUGH, run_states
+from drafttrace.compare.replay.packs import Pack
+from drafttrace.compare.replay.score import ENOUGH, ROWS_AT_ONCE, run_states
 from drafttrace.compare.replay.switches import Switches
 from drafttrace.compare.replay.texts import Key, Text
 
@@ -24,7 +26,6 @@ BRUTE = 400
 """Up to so many ordered wirings are all tried."""
 ROWS, TEXTS = 256, 4
 _GRID, _BEAM, _TOP = 7, 6, 8
-_BATCH = 32
 
 Wiring = tuple[Key, ...]
 
@@ -100,14 +101,19 @@ class _Judge:
         chosen = sorted(texts, key=lambda text: -text.rows)[:TEXTS]
         counted = sum(int(text.weight[text.mask_offset :][: min(text.rows, ROWS)].sum()) for text in chosen)
         masked = counted >= ENOUGH
-        self._parts = [_Contributions(replayer, text, keys, switches, masked) for text in chosen]
+        with_last = [text for text in chosen if text.final is not None]
+        without = [text for text in chosen if text.final is None]
+        self._parts = [
+            _Contributions(replayer, part, keys, switches, masked) for part in (with_last, without) if part
+        ]
+        self._batch = max(1, ROWS_AT_ONCE // max(part.rows for part in self._parts))
         self._known: dict[Wiring, float] = {}
 
     def losses(self, wirings: Sequence[Wiring]) -> None:
         """Compute the losses of those wirings that are not known yet."""
         fresh = [w for w in dict.fromkeys(wirings) if w not in self._known]
-        for begin in range(0, len(fresh), _BATCH):
-            batch = fresh[begin : begin + _BATCH]
+        for begin in range(0, len(fresh), self._batch):
+            batch = fresh[begin : begin + self._batch]
             sums, counts = np.zeros(len(batch)), np.zeros(len(batch))
             for part in self._parts:
                 for i, loss in enumerate(part.losses(batch)):
@@ -135,17 +141,18 @@ class _Judge:
 
 
 class _Contributions:
-    """What each key adds to fc's output in each slot, for the first rows of one text."""
+    """What each key adds to fc's output in each slot, for the first rows of some texts."""
 
     def __init__(
-        self, replayer: Replayer, text: Text, keys: Sequence[Key], switches: Switches, masked: bool
+        self, replayer: Replayer, texts: Sequence[Text], keys: Sequence[Key], switches: Switches, masked: bool
     ) -> None:
         self._replayer, self._switches = replayer, switches
-        self._masked = masked
-        self._rows = min(text.rows, ROWS)
-        self._text = text
-        self._embedded = [step[: self._rows] for step in replayer.embedded(text, 1, switches, self._rows)]
-        self._soft = replayer.soft_targets(text, self._rows, switches)
+        self._pack = pack = Pack(tuple(texts), tuple(min(text.rows, ROWS) for text in texts))
+        self.rows = pack.total
+        counted = (_counted(text, rows, masked) for text, rows in zip(texts, pack.rows, strict=True))
+        self._counted = np.concatenate(list(counted))
+        self._reading = pack.reading(replayer, 1, switches)
+        self._label, self._soft = pack.label(replayer, switches), pack.soft(replayer, switches)
         model = replayer.model
         self._bias = model.weights.get("fc.bias")
         width = replayer.config.slot_width
@@ -154,7 +161,7 @@ class _Contributions:
         self._added: dict[tuple[Key, int], torch.Tensor] = {}
         self._squares: dict[tuple[Key, int], torch.Tensor] = {}
         for key in keys:
-            states = torch.from_numpy(text.state(key, self._rows))
+            states = pack.states(key)
             for slot, block in enumerate(blocks):
                 x = states if gain is None else states * gain[slot * width : (slot + 1) * width]
                 if switches.fc_norm:  # takes out again what a norm over all slots divided this one by
@@ -166,14 +173,11 @@ class _Contributions:
     def losses(self, wirings: Sequence[Wiring]) -> list[np.ndarray[tuple[int], np.dtype[np.float32]]]:
         """Loss per row of every wiring; NaN where the next token is not counted."""
         states = torch.stack([self._state(wiring) for wiring in wirings])
-        found = run_states(self._replayer, self._text, states, self._embedded, self._switches, self._soft)
-        begin = self._text.mask_offset
-        weight = self._text.weight[begin : begin + self._rows]
-        counted = np.zeros(self._rows, bool)
-        counted[: len(weight)] = weight
-        if not self._masked:
-            counted[:] = True
-        return [np.where(counted, guess.loss, np.float32(np.nan)) for guess in found]
+        made = run_states(
+            self._replayer, self._pack, states, self._reading, self._switches, self._label, self._soft
+        )
+        losses = [np.concatenate([guess.loss for guess in guesses]) for guesses in made]
+        return [np.where(self._counted, loss, np.float32(np.nan)) for loss in losses]
 
     def _state(self, wiring: Wiring) -> torch.Tensor:
         total = torch.stack([self._added[key, slot] for slot, key in enumerate(wiring)]).sum(0)
@@ -182,3 +186,11 @@ class _Contributions:
             width = self._replayer.config.slot_width * len(wiring)
             total = total * torch.rsqrt(squares / width + self._replayer.config.eps)
         return total if self._bias is None else total + self._bias
+
+
+def _counted(text: Text, rows: int, masked: bool) -> npt.NDArray[np.bool_]:
+    """Which of the first rows the mask counts; all of them where it is not kept to."""
+    weight = text.weight[text.mask_offset : text.mask_offset + rows]
+    counted = np.full(rows, not masked)
+    counted[: len(weight)] |= weight
+    return counted

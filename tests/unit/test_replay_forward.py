@@ -16,6 +16,7 @@ from audit_folders import HIDDEN, PRUNED, VOCAB, draft_tensors, specforge, targe
 from drafttrace.compare.draft_config import parse_draft_config, read_draft_config
 from drafttrace.compare.draft_weights import draft_weights
 from drafttrace.compare.replay.loading import Replayer, load_replayer, step_tokens
+from drafttrace.compare.replay.model import Reading
 from drafttrace.compare.replay.rope import rotation_of
 from drafttrace.compare.replay.run import replay
 from drafttrace.compare.replay.switches import Switches, switches_of
@@ -46,9 +47,9 @@ def load(folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor],
 def outputs(
     replayer: Replayer, slots: torch.Tensor, tokens: np.ndarray, steps: int, switches: Switches
 ) -> list[Any]:
-    embedded = [replayer.embed(step_tokens(tokens, s, len(slots)), switches) for s in range(steps)]
+    reading = replayer.reading(np.stack([step_tokens(tokens, s, len(slots)) for s in range(steps)]), switches)
     state = replayer.model.fc(replayer.model.fc_in(slots.split(HIDDEN, dim=-1), switches))
-    return replayer.model.steps(state[None], embedded, switches)
+    return replayer.model.steps(state[None], reading, switches)
 
 
 def test_all_rows_at_once_equal_one_token_at_a_time(tmp_path: Path) -> None:
@@ -66,24 +67,28 @@ def test_all_rows_at_once_equal_one_token_at_a_time(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("block", [1, 7, 512])
 def test_blocks_of_query_rows_change_nothing(tmp_path: Path, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    import drafttrace.compare.replay.model as model
+    import drafttrace.compare.replay.attention as attention
 
     replayer = load(tmp_path, specforge([1, 15, 28]), draft_tensors())
     slots, tokens = torch.randn(20, 3 * HIDDEN), np.arange(22)
     whole = outputs(replayer, slots, tokens, 3, Switches())
-    monkeypatch.setattr(model, "_BLOCK", block)
+    monkeypatch.setattr(attention, "_BLOCK", block)
+    monkeypatch.setattr(attention, "_KERNEL", None)
     parts = outputs(replayer, slots, tokens, 3, Switches())
     assert all(torch.allclose(a.state, b.state, atol=1e-5) for a, b in zip(whole, parts, strict=True))
 
 
+@pytest.mark.parametrize("plain", [False, True], ids=["kernel", "plain"])
 @pytest.mark.parametrize("block", [5, 512])
 @pytest.mark.parametrize("window", [1, 2, 3, 8, 39, 64])
 def test_a_sliding_window_equals_one_token_at_a_time(
-    tmp_path: Path, window: int, block: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, window: int, block: int, plain: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import drafttrace.compare.replay.model as model
+    import drafttrace.compare.replay.attention as attention
 
-    monkeypatch.setattr(model, "_BLOCK", block)
+    monkeypatch.setattr(attention, "_BLOCK", block)
+    if plain:
+        monkeypatch.setattr(attention, "_KERNEL", None)
     config = specforge([1, 15, 28], sliding_window=window, layer_types=["sliding_attention"])
     replayer = load(tmp_path, config, draft_tensors())
     switches = switches_of(replayer.config, replayer.weights)
@@ -99,6 +104,33 @@ def test_a_sliding_window_equals_one_token_at_a_time(
     whole = outputs(replayer, slots, tokens, 4, Switches())
     alike = [torch.allclose(a.state, b.state, atol=1e-5) for a, b in zip(made, whole, strict=True)]
     assert all(alike) if window == 64 else not any(alike)
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["kernel", "plain"])
+@pytest.mark.parametrize("window", [None, 3, 8])
+def test_texts_behind_one_another_do_not_see_each_other(
+    tmp_path: Path, window: int | None, plain: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import drafttrace.compare.replay.attention as attention
+
+    if plain:
+        monkeypatch.setattr(attention, "_KERNEL", None)
+    replayer = load(tmp_path, specforge([1, 15, 28]), draft_tensors())
+    switches = Switches(windows=() if window is None else (window,))
+    random, lengths = np.random.default_rng(1), (20, 9, 31)
+    texts = [(torch.randn(rows, 3 * HIDDEN), random.integers(0, VOCAB, rows + 2)) for rows in lengths]
+    alone = [outputs(replayer, slots, tokens, 4, switches) for slots, tokens in texts]
+    ids = np.stack([np.concatenate([step_tokens(t, s, len(x)) for x, t in texts]) for s in range(4)])
+    slots = torch.cat([slots for slots, _ in texts])
+    state = replayer.model.fc(replayer.model.fc_in(slots.split(HIDDEN, dim=-1), switches))
+    spans = ((0, 20), (20, 29), (29, 60))
+    packed = replayer.model.steps(state[None], replayer.reading(ids, switches), switches, spans)
+    for step, together in enumerate(packed):
+        parts = [together.state[:, begin:end] for begin, end in spans]
+        for part, one in zip(parts, alone, strict=True):
+            assert torch.allclose(part, one[step].state, atol=1e-5)
+    mixed = replayer.model.steps(state[None], replayer.reading(ids, switches), switches)
+    assert not torch.allclose(mixed[0].state[:, 20:], packed[0].state[:, 20:], atol=1e-5)
 
 
 def test_windows_are_read_layer_by_layer(tmp_path: Path) -> None:
@@ -334,8 +366,12 @@ def test_multi_latent_attention_equals_transformers(tmp_path: Path) -> None:
     rotary = modeling.DeepseekV3RotaryEmbedding(config)(x, torch.arange(rows)[None])
     mask = torch.full((rows, rows), float("-inf")).triu(1)[None, None]
     wanted = attention(x, rotary, mask)[0]
-    turn = replayer.model.rotation.angles(torch.arange(rows))
-    made = replayer.model._attention("layers.0", x, turn, [], None)
+    model = replayer.model
+    this = model._pass(Reading(torch.zeros(1, HIDDEN), torch.zeros(1, rows, dtype=torch.long)), ((0, rows),))
+    cos, sin = (table[:rows, None] for table in this.turns)
+    made = model._attention(
+        "layers.0", lambda name: model._linear(x, f"layers.0.self_attn.{name}"), this, (cos, sin), None
+    )
     assert torch.allclose(made, wanted, atol=1e-5)
 
 

@@ -17,6 +17,7 @@ from replay_world import World, make_world
 from drafttrace.compare.draft_config import read_draft_config
 from drafttrace.compare.draft_weights import draft_weights
 from drafttrace.compare.replay.loading import Replayer, load_replayer
+from drafttrace.compare.replay.model import Reading
 from drafttrace.compare.replay.run import replay
 from drafttrace.compare.replay.switches import Switches
 from drafttrace.compare.target_parts import target_parts
@@ -75,9 +76,9 @@ def served(world: World, replayer: Replayer, spoil: Callable[[str, int, torch.Te
     for t in range(last):
         chain = [int(tokens[t + 1])]
         phase = Phase.DRAFT_EXTEND_PREFILL if t < PROMPT else Phase.DRAFT_EXTEND_VERIFY
-        embedded = [table[torch.from_numpy(tokens[1 : t + 2])]]
+        read = [[int(token) for token in tokens[1 : t + 2]]]
         for step in range(STEPS):
-            done = model.steps(fc_out[None, : t + 1], embedded, Switches())
+            done = model.steps(fc_out[None, : t + 1], Reading(table, torch.tensor(read)), Switches())
             out = done[step]
             state = spoil("hidden_out", step, out.handed[0, t])
             if step == 0:
@@ -89,7 +90,7 @@ def served(world: World, replayer: Replayer, spoil: Callable[[str, int, torch.Te
                 row = (t + step, chain[-1], Phase.DRAFT_DECODE, t - PROMPT + 1, Accepted.UNKNOWN, step - 1)
                 said = add(row, step, {"hidden_out": state}, out.normed[0, t])
             chain.append(said)
-            embedded.append(torch.cat((torch.zeros(t, HIDDEN), table[said : said + 1])))
+            read.append([0] * t + [said])  # what the rows before read does not reach row t
     columns = [np.array([row[i] for row in rows], np.int64) for i in range(6)]
     made = DraftRows(
         table=RowTable(*columns, frame=np.arange(len(rows), dtype=np.int64)),

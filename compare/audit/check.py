@@ -27,6 +27,7 @@ from drafttrace.tracer.boundary import check_wiring, wiring_name
 from drafttrace.tracer.capture import Capture
 from drafttrace.tracer.checkpoint import Checkpoint, open_checkpoint
 from drafttrace.tracer.errors import DrafttraceError, UnreadableFile
+from drafttrace.tracer.hub_cache import model_folder
 
 Wiring = tuple[tuple[int | None, ...], tuple[str, ...]]
 """The boundary of every slot of a dump, and how each is known."""
@@ -105,6 +106,7 @@ def gather(
 
     Arguments and errors as :func:`check`.
     """
+    target_dir, draft_dir = model_folder(target_dir, "target"), model_folder(draft_dir, "draft")
     target = read_target_config(target_dir)
     refuse_draft_as_target(target, draft_dir)
     draft = read_draft_config(draft_dir)

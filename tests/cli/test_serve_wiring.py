@@ -20,8 +20,11 @@ EAGLE3 = ("--speculative-algorithm", "EAGLE3")
 BOTH = ("--model-path", str(TARGET), "--speculative-draft-model-path", str(DRAFT))
 
 
-def serve(folder: Path, wiring: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """``drafttrace serve`` with an ``sglang`` first on the path that only says that it was started."""
+def serve(folder: Path, wiring: str, *arguments: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
+    """``drafttrace serve`` with an ``sglang`` first on the path that only says that it was started.
+
+    The hub cache is ``folder/hub``.
+    """
     package = folder / "site/sglang"
     package.mkdir(parents=True, exist_ok=True)
     (package / "__init__.py").write_text("")
@@ -33,7 +36,13 @@ def serve(folder: Path, wiring: str, *arguments: str | Path) -> subprocess.Compl
         capture_output=True,
         text=True,
         timeout=120,
-        env={**os.environ, "PYTHONPATH": str(folder / "site"), "NO_COLOR": "1"},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(folder / "site"),
+            "NO_COLOR": "1",
+            "HF_HUB_CACHE": str(folder / "hub"),
+            **env,
+        },
     )
 
 
@@ -76,8 +85,8 @@ def test_a_wiring_that_works_and_folders_that_are_not_here_reach_the_server(tmp_
     hub = serve(tmp_path, "B0,B3,B9999", "--model-path", "some-org/some-model", *EAGLE3)
     assert hub.returncode == 0 and SERVED in hub.stdout, hub.stderr
     assert (
-        "could not be checked before the start, because the target 'some-org/some-model' is no folder here"
-        in hub.stderr
+        "could not be checked before the start, because the target 'some-org/some-model' is no folder here and not in "
+        "the hub cache" in hub.stderr
     )
     assert "the plugin checks the wiring when the models are loaded" in hub.stderr
 
@@ -129,3 +138,73 @@ def test_a_wiring_without_eagle3_is_refused_before_any_server(
     done = serve(tmp_path, "B0,B3,B31", *BOTH, *more)
     assert done.returncode == 2 and words in done.stderr and SERVED not in done.stdout, done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def fetched(cache: Path, name: str, folder: Path, commit: str = "c0ffee", ref: str | None = "main") -> None:
+    """``folder`` as the hub's library leaves it in its cache: files are links into blobs."""
+    repository = cache / f"models--{name.replace('/', '--')}"
+    for path in folder.iterdir():
+        (repository / "blobs").mkdir(parents=True, exist_ok=True)
+        (repository / "snapshots" / commit).mkdir(parents=True, exist_ok=True)
+        blob = repository / "blobs" / f"{commit}-{path.name}"
+        blob.write_bytes(path.read_bytes())
+        (repository / "snapshots" / commit / path.name).symlink_to(Path("../../blobs") / blob.name)
+    if ref is not None:
+        (repository / "refs" / ref).parent.mkdir(parents=True, exist_ok=True)
+        (repository / "refs" / ref).write_text(commit)
+
+
+HUB = ("--model-path", "org/target", "--speculative-draft-model-path", "org/draft", *EAGLE3)
+
+
+def test_names_of_the_hub_are_checked_in_the_hub_cache(tmp_path: Path) -> None:
+    """A name of the hub was left to the server, although its config and its weights lay on this machine."""
+    cache = tmp_path / "hub"
+    fetched(cache, "org/target", TARGET)
+    fetched(cache, "org/draft", DRAFT)
+    for wiring, words in (("B0,B3,B9999", "names B9999"), ("B0,B3", "gives 2 slots")):
+        done = serve(tmp_path, wiring, *HUB)
+        assert done.returncode == 2 and words in done.stderr and SERVED not in done.stdout, done.stderr
+        assert "hub cache: 'org/target' in" in done.stderr and "snapshots/c0ffee" in done.stderr
+        assert len(done.stderr.strip().splitlines()) == 1
+    right = serve(tmp_path, "B0,B3,B31", *HUB)
+    assert right.returncode == 0 and SERVED in right.stdout and right.stderr == "", right.stderr
+
+
+def test_the_revision_that_is_served_is_the_one_that_is_checked(tmp_path: Path) -> None:
+    cache, wide = tmp_path / "hub", tmp_path / "wide"
+    wide.mkdir()
+    config = json.loads((TARGET / "config.json").read_text())
+    (wide / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 12}))
+    fetched(cache, "org/target", TARGET)
+    fetched(cache, "org/target", wide, "beef", "refs-of/pr-1")
+    fetched(cache, "org/draft", DRAFT)
+    assert serve(tmp_path, "B0,B3,B31", *HUB).returncode == 0
+    for revision in ("refs-of/pr-1", "beef"):  # a branch, and a commit
+        done = serve(tmp_path, "B0,B3,B31", *HUB, "--revision", revision)
+        assert done.returncode == 2 and "the target has 12 layers" in done.stderr, done.stderr
+    unknown = serve(tmp_path, "B0,B3,B31", *HUB, "--revision=v9")
+    assert unknown.returncode == 0 and "'org/target' is no folder here and not in the hub cache" in unknown.stderr
+    out = serve(tmp_path, "B0,B3,B31", *HUB, "--revision=../../../..")
+    assert out.returncode == 0 and "not in the hub cache" in out.stderr
+
+
+def test_a_half_fetched_draft_is_left_to_the_server_and_said(tmp_path: Path) -> None:
+    cache, part = tmp_path / "hub", tmp_path / "part"
+    part.mkdir()
+    (part / "config.json").write_bytes((DRAFT / "config.json").read_bytes())
+    fetched(cache, "org/target", TARGET)
+    fetched(cache, "org/draft", part)
+    done = serve(tmp_path, "B0,B3", *HUB)
+    assert done.returncode == 0 and SERVED in done.stdout, done.stderr
+    assert "because the draft cannot be read" in done.stderr and "the plugin checks the wiring" in done.stderr
+    # the weights are where the server is told to put them, the config in the usual cache
+    fetched(tmp_path / "downloads", "org/draft", DRAFT)
+    wrong = serve(tmp_path, "B0,B3", *HUB, "--download-dir", tmp_path / "downloads")
+    assert wrong.returncode == 2 and "gives 2 slots" in wrong.stderr, wrong.stderr
+
+
+def test_another_hub_is_not_looked_up_in_this_ones_cache(tmp_path: Path) -> None:
+    fetched(tmp_path / "hub", "org/target", TARGET)
+    done = serve(tmp_path, "B0,B3,B9999", *HUB, SGLANG_USE_MODELSCOPE="true")
+    assert done.returncode == 0 and "could not be checked before the start" in done.stderr, done.stderr

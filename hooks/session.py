@@ -238,10 +238,11 @@ class Session:
                 return f"the tap {name} fired {fired} times where {expected} were expected"
         return None
 
-    def _failed(self, error: BaseException) -> None:
+    def _failed(self, error: BaseException, *, last: bool = False) -> None:
+        """last: the job that ends the file failed. Until then the file grows and shrinks, and nobody may fetch it."""
         text = str(error) or type(error).__name__
         self.problem(f"writing failed: {text}")
-        if self.ended:
+        if last:
             self._write_state(states.INCOMPLETE, self.reason, force=True)
 
     def _write_state(self, state: str, reason: str | None, force: bool = False) -> None:
@@ -285,4 +286,4 @@ class _End:
         self._session._end(*self._arguments)
 
     def fail(self, error: BaseException) -> None:
-        self._session._failed(error)
+        self._session._failed(error, last=True)

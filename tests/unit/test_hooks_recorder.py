@@ -306,6 +306,48 @@ def test_an_exception_in_a_tap_marks_the_trace_and_nothing_else(
     assert recorder.errors == 2 and len([r for r in caplog.records if r.name == "drafttrace"]) == 1
 
 
+class Gate:
+    """A job of the writer thread that says when it runs and waits to be let through."""
+
+    def __init__(self) -> None:
+        self.reached, self.opened = threading.Event(), threading.Event()
+
+    def run(self) -> None:
+        self.reached.set()
+        self.opened.wait(10)
+
+    def fail(self, error: BaseException) -> None:
+        raise AssertionError(error)
+
+
+def test_a_trace_whose_writing_failed_is_not_there_before_its_file_is_closed(
+    recorder: Recorder, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the end waiting behind the batch that failed, clients fetched a file that was still cut to its length."""
+    store.ask("one", {})
+    prefill(recorder, [1, 2, 3])
+    assert recorder.thread.drain(10)
+    first, second = Gate(), Gate()
+    recorder.thread.put(first, 0)
+
+    def full(*args: Any, **kwargs: Any) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr("drafttrace.tracer.trace.writer.TraceWriter.append_target", full)
+    verify_round(recorder, at=3, accepted=1)
+    recorder.thread.put(second, 0)
+    recorder.end(RID, [1, 2, 3, 4], 3, {"finish_reason": {"type": "length"}})
+    first.opened.set()
+    assert second.reached.wait(10)
+    state = store.state("one")
+    assert state is not None and state.state == "recording", state
+    second.opened.set()
+    assert recorder.thread.drain(10)
+    state = store.state("one")
+    assert state is not None and state.state == "incomplete" and "the disk is full" in (state.reason or "")
+    assert not trace_of(store).complete
+
+
 def test_a_request_without_a_trace_is_left_alone(recorder: Recorder, store: Store) -> None:
     prefill(recorder, [1, 2, 3])  # the prefix is there, but nobody asked
     assert not recorder.sessions and not list(store.directory.glob("*.h5"))

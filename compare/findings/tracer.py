@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from drafttrace.compare.facts import Facts
-from drafttrace.compare.findings.base import finding
+from drafttrace.compare.findings.base import finding, quoted
 from drafttrace.compare.result import FAULT, NOTE, Finding
+from drafttrace.tracer.capture import Capture
 
 
 def find(facts: Facts) -> Iterator[Finding]:
@@ -32,7 +33,8 @@ def find(facts: Facts) -> Iterator[Finding]:
         if dropped:
             yield finding(
                 "rows-dropped",
-                f"The {side} trace dropped {max(p.dropped for p in dropped)} rows: its budget or its queue was full.",
+                f"The {side} trace dropped {max(p.dropped for p in dropped)} rows: "
+                f"{_reason(capture) or 'its budget or its queue was full'}.",
                 confidence=0.99,
                 evidence={p.name: {"rows": p.rows, "dropped": p.dropped} for p in dropped},
                 remedy="Record fewer tokens or taps, or raise the budget of drafttrace serve.",
@@ -41,9 +43,17 @@ def find(facts: Facts) -> Iterator[Finding]:
         if not capture.complete:
             yield finding(
                 "trace-incomplete",
-                f"The {side} trace is incomplete: recording ended before the request did. What it holds was compared.",
+                f"The {side} trace is incomplete: {_reason(capture) or 'recording ended before the request did'}. What it "
+                "holds was compared.",
                 confidence=0.99,
                 evidence={"notes": list(capture.notes[:5])},
                 remedy="Record again; if it happens again, the server's log says why (search for drafttrace).",
                 severity=NOTE,
             )
+
+
+def _reason(trace: Capture) -> str:
+    """Why the recorder says that a trace is incomplete, between quotes; empty where it says nothing."""
+    request = trace.about.get("request")
+    reason = request.get("incomplete_reason") if isinstance(request, Mapping) else None
+    return quoted(reason, 200) if isinstance(reason, str) and reason else ""

@@ -637,6 +637,16 @@ def test_a_probe_that_never_fired_and_dropped_rows_are_told() -> None:
     assert found.exit_code == 1
 
 
+def test_why_rows_were_dropped_is_told_as_the_recorder_told_it() -> None:
+    """A budget or a queue was blamed for a disk that was full."""
+    left = trace()
+    about = {**left.about, "request": {"incomplete_reason": "writing failed: No space left on device"}}
+    probes = (Probe("target/aux", 10, 10, 90, 4),)
+    found = diff(replace(left, probes=probes, complete=False, about=about), dumped(NOISY, BASE))
+    told = [f.summary for f in found.findings if f.id in {"rows-dropped", "trace-incomplete"}]
+    assert len(told) == 2 and all("No space left on device" in text and "budget" not in text for text in told), told
+
+
 def test_one_empty_trace_is_no_match() -> None:
     found = diff(replace(trace(), draft=None, probes=()), None)
     assert (found.verdict, found.exit_code) == ("incomparable", 2)

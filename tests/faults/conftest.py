@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from fault_rows import HEADER, Row, markdown, ordered, summary
+from fault_rows import HEADER, Row, markdown, ordered, summary, without_a_row
 
 _TESTS = Path(__file__).resolve().parents[1]
 sys.path += [str(_TESTS / "unit"), str(_TESTS / "live")]  # faults, captures and recordings that other tests share
@@ -51,6 +51,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     for line in lines:
         terminalreporter.write_line("  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip())
     terminalreporter.write_line(summary(rows))
+    terminalreporter.write_line(f"ids of the vocabulary without a line: {', '.join(without_a_row(rows)) or 'none'}")
     path = config.getoption("--fault-table")
     if path:
         Path(path).write_text(markdown(rows), encoding="utf-8")

@@ -66,7 +66,19 @@ def other_theta(config: Config) -> None:
     config["rope_theta"] = 500000.0
 
 
+def windowed(config: Config) -> None:
+    """A draft that says it was trained with a window; SGLang's class does not read that."""
+    config["sliding_window"] = 16
+
+
+def small_vocabulary(config: Config) -> None:
+    config["draft_vocab_size"] = SMALL
+
+
 # Weights
+
+SMALL = 96
+"""Draft ids that are left of 512 in a vocabulary that is too small."""
 
 
 def without(name: str) -> Callable[[Weights], None]:
@@ -106,3 +118,22 @@ def with_fc_norm(tensors: Weights) -> None:
     for slot in range(3):
         weight = 1 + 0.2 * torch.randn(width, generator=generator)
         tensors[f"fc_norm.{slot}.weight"] = weight.to(tensors["fc.weight"].dtype)
+
+
+def few_words(tensors: Weights) -> None:
+    """A vocabulary chosen on other text: its SMALL ids are those that the draft's own list has last."""
+    chosen = (torch.arange(len(tensors["d2t"])) + tensors["d2t"])[-SMALL:]
+    tensors["lm_head.weight"] = tensors["lm_head.weight"][-SMALL:].clone()
+    tensors["d2t"] = chosen - torch.arange(SMALL)
+    tensors["t2d"] = torch.zeros_like(tensors["t2d"])
+    tensors["t2d"][chosen] = True
+
+
+def with_a_stray(tensors: Weights) -> None:
+    """A tensor that no draft class knows, as a trainer's leftover."""
+    tensors["midlayer.gate.weight"] = torch.zeros(4, 4, dtype=tensors["fc.weight"].dtype)
+
+
+def narrow_fc(tensors: Weights) -> None:
+    """fc for two slots, where the config names three."""
+    tensors["fc.weight"] = tensors["fc.weight"][:, : tensors["fc.weight"].shape[1] * 2 // 3].clone()

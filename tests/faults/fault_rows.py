@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from drafttrace.compare.vocabulary import CLASS_OF
+
 
 @dataclass(frozen=True)
 class Row:
     """One line: the fault, where it was put in, the ids that must be found and those that were, with confidences.
 
-    where: the pair. place: ``dump`` or ``server``. command: what named it.
+    where: the pair. place: ``dump``, ``server`` or ``trace`` (its arguments are another server's). command: what named it.
+    note: what is expected is no fault of the server's but something to be said: there must be no fault.
     """
 
     fault: str
@@ -20,6 +23,7 @@ class Row:
     seconds: float
     place: str = "dump"
     command: str = "diff"
+    note: bool = False
 
     @property
     def reached(self) -> bool:
@@ -37,7 +41,7 @@ class Row:
             self.fault,
             f"{self.where}, {self.place}",
             self.command,
-            " + ".join(self.expected) or "nothing",
+            (" + ".join(self.expected) or "nothing") + (" (a note)" if self.note else ""),
             found,
             f"{self.seconds:.1f}",
             "yes" if self.reached else "NOT REACHED",
@@ -55,22 +59,34 @@ def ordered(rows: Sequence[Row]) -> list[Row]:
 def summary(rows: Sequence[Row]) -> str:
     """How many faults were named, and how many false alarms there were."""
     healthy = [r for r in rows if not r.expected]
-    single = [r for r in rows if len(r.expected) == 1]
+    notes = [r for r in rows if r.note]
+    single = [r for r in rows if len(r.expected) == 1 and not r.note]
     pairs = [r for r in rows if len(r.expected) > 1]
     alarms = sum(not r.reached for r in healthy)
     return (
         f"{sum(r.reached for r in single)} of {len(single)} single faults named first, "
         f"{sum(r.reached for r in pairs)} of {len(pairs)} pairs of faults named both, "
+        f"{sum(r.reached for r in notes)} of {len(notes)} notes told and no fault, "
         f"{alarms} false alarms in {len(healthy)} healthy comparisons"
     )
 
 
+def without_a_row(rows: Sequence[Row]) -> list[str]:
+    """The ids of the closed vocabulary that no line expects."""
+    return sorted(set(CLASS_OF) - {name for row in rows for name in row.expected})
+
+
 def markdown(rows: Sequence[Row]) -> str:
     """The whole table, ready for a document."""
-    lines = [f"{summary(rows)}.", ""]
+    missing = ", ".join(f"`{name}`" for name in without_a_row(rows)) or "none"
+    lines = [f"{summary(rows)}.", "", f"Ids of the vocabulary without a line: {missing}.", ""]
     for title, chosen in (
-        ("Faults put into a running server", [r for r in rows if r.expected and r.place == "server"]),
-        ("Faults put into a training dump", [r for r in rows if r.expected and r.place != "server"]),
+        (
+            "Faults put into a running server",
+            [r for r in rows if r.expected and not r.note and r.place == "server"],
+        ),
+        ("Faults put into a training dump", [r for r in rows if r.expected and not r.note and r.place != "server"]),
+        ("What is no fault and has to be said", [r for r in rows if r.note]),
         ("Healthy comparisons", [r for r in rows if not r.expected]),
     ):
         if chosen:

@@ -16,6 +16,7 @@ from sglang_cpu.arguments import cpu_args
 from pairs.accept_length import rewired
 
 SITE = Path(__file__).parent / "served_site"
+PLACEHOLDER = 900  # the token in whose place served_site puts a picture
 STEPS = 5
 NEW_TOKENS = 24
 # What training fed fc with.
@@ -68,9 +69,14 @@ def check(target: Path, draft: Path, out: Path, *more: str | Path) -> Found:
     return _found(out, "check", "--target", target, "--draft", draft, *more)
 
 
-def replay(trace: Path) -> Found:
+def replay(trace: Path, *more: str | Path) -> Found:
     """``drafttrace replay``, with the folders that the trace names."""
-    return _found(trace.with_suffix(".replay.json"), "replay", trace)
+    return _found(replayed(trace), "replay", trace, *more)
+
+
+def replayed(trace: Path) -> Path:
+    """The file that :func:`replay` writes."""
+    return trace.with_suffix(".replay.json")
 
 
 def record(url: str, out: Path, *more: str | Path, source: Sequence[str | Path]) -> Path:
@@ -81,6 +87,12 @@ def record(url: str, out: Path, *more: str | Path, source: Sequence[str | Path])
     code = drafttrace("record", *arguments)
     assert code in (0, 1), code  # 1: an incomplete trace, which the comparison then tells
     return out
+
+
+def note_row(what: str, pair: str, expected: str, found: Found, command: str) -> Row:
+    """The line for a note: faults come first, so that any of them keeps it from being reached."""
+    told = (*found.faults, *(one for one in found.notes if one[0] == expected))
+    return Row(what, pair, (expected,), told, found.seconds, "server", command, note=True)
 
 
 def dump_of(pair: Any, index: int = 0) -> Path:
@@ -138,6 +150,10 @@ class FaultServer:
         finally:
             self.put_in()
 
-    def row(self, fault: str, expected: Sequence[str], found: Found, command: str = "diff", **more: Any) -> Row:
+    def row(self, fault: str, expected: Sequence[str], found: Found, command: str = "diff") -> Row:
         """The line of the table."""
-        return Row(fault, self.pair.name, tuple(expected), found.faults, found.seconds, "server", command, **more)
+        return Row(fault, self.pair.name, tuple(expected), found.faults, found.seconds, "server", command)
+
+    def note(self, what: str, expected: str, found: Found, command: str = "diff") -> Row:
+        """The line for something that has to be said and is no fault."""
+        return note_row(what, self.pair.name, expected, found, command)

@@ -13,7 +13,20 @@ from typing import Any
 import fault_drafts as drafts
 import pytest
 from fault_rows import Row
-from fault_server import NEW_TOKENS, STEPS, TRAINED, FaultServer, Found, check, diff, dump_of, record, right_draft
+from fault_server import (
+    NEW_TOKENS,
+    STEPS,
+    TRAINED,
+    FaultServer,
+    Found,
+    check,
+    diff,
+    dump_of,
+    note_row,
+    record,
+    replay,
+    right_draft,
+)
 from sglang_cpu.arguments import cpu_args
 from sglang_cpu.server import ServerDied
 
@@ -22,13 +35,14 @@ from drafttrace.tracer.errors import DrafttraceError
 pytestmark = [pytest.mark.faults, pytest.mark.live, pytest.mark.faults_slow]
 
 ROOT = Path(__file__).resolve().parents[2]
-DIFF, ALONE, CHECK = "diff TRACE DUMP", "diff TRACE", "check"
+DIFF, ALONE, CHECK, REPLAY = "diff TRACE DUMP", "diff TRACE", "check", "replay TRACE"
 KIMI, LLAMA = "tiny-kimi", "tiny-llama"
 
 
 @dataclass(frozen=True)
 class Case:
-    """A draft, or arguments, with a fault. wanted: command -> the id that it must name first (None: no fault).
+    """A draft, or arguments, with a fault. wanted: command -> the id that it must name first (None: no fault). notes:
+    command -> the id that it must tell beside no fault.
 
     as_trained: the kimi draft with the ids that its trainer wrote, which SGLang reads otherwise. dies: the server may
     end when it drafts with it, and then nothing is left but the audit. tokens: how many are generated.
@@ -44,6 +58,12 @@ class Case:
     tokens: int = NEW_TOKENS
     serve: tuple[str, ...] = ()
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+
+def window(size: int) -> dict[str, Any]:
+    """The server's argument that gives the draft a window: the tokens before a row."""
+    return {"extra": ["--speculative-draft-window-size", str(size)]}
 
 
 def on_both(fault: str, wanted: Mapping[str, str | None], **more: Any) -> tuple[Case, Case]:
@@ -96,6 +116,26 @@ CASES = (
     *on_both(
         "rope theta of the draft changed", {DIFF: "rope-mismatch"}, config=drafts.other_theta, tokens=4 * NEW_TOKENS
     ),
+    *on_both(
+        "a window that only the server has", {REPLAY: "window-mismatch"}, arguments=window(7), tokens=4 * NEW_TOKENS
+    ),
+    *on_both("healthy: a window longer than the text", {DIFF: None, REPLAY: None}, arguments=window(1000)),
+    *on_both("a window that only the config has", {CHECK: "window-mismatch"}, config=drafts.windowed),
+    *on_both(
+        "a vocabulary that is too small",
+        {},
+        config=drafts.small_vocabulary,
+        weights=drafts.few_words,
+        tokens=4 * NEW_TOKENS,
+        notes={DIFF: "vocab-coverage"},
+    ),
+    *on_both(
+        "a stray tensor in the checkpoint",
+        {},
+        weights=drafts.with_a_stray,
+        notes={CHECK: "weights-unused", DIFF: "none"},
+    ),
+    *on_both("fc for two slots of three", {CHECK: "slot-count"}, weights=drafts.narrow_fc, dies=True),
     *on_both("fc_norm asked for, not in the checkpoint", {CHECK: "weights-missing"}, config=drafts.fc_norm_asked),
     *on_both("fc_norm in the checkpoint, not asked for", {CHECK: "norm-missing"}, weights=drafts.with_fc_norm),
 )
@@ -115,35 +155,45 @@ def test_a_faulty_draft_is_named(
     if case.config is not None or case.weights is not None:
         draft = drafts.copied(draft, tmp_path / "draft", case.config, case.weights)
     args = cpu_args(pair.target, draft, steps=STEPS, num_draft_tokens=STEPS + 1, **case.arguments)
-    server = start_server(args, serve=case.serve, fresh=True)
     trace: Path | None = tmp_path / "t.h5"
     try:
+        server = start_server(args, serve=case.serve, fresh=True)
         more = ("--max-new-tokens", str(case.tokens))
         record(server.url, tmp_path / "t.h5", *more, source=["--from-dump", dump_of(pair)])
     except (ServerDied, DrafttraceError):
         if not case.dies:
             raise
         trace = None
-    wanted = {k: v for k, v in case.wanted.items() if trace is not None or k == CHECK}
-    rows = [_judged(case, command, name, trace, pair, draft, tmp_path) for command, name in wanted.items()]
-    for row, _ in rows:
+    rows = []
+    for command in {**case.wanted, **case.notes}:
+        if trace is None and command != CHECK:
+            continue
+        found = _found(case, command, trace, pair, draft, tmp_path)
+        row = _row(case, command, found)
         fault_row(row)
+        rows.append((row, found))
     for row, found in rows:
         assert row.reached, (row, found.explained)
-        assert found.code == (0 if not row.expected else 1)
+        assert found.code == (1 if row.expected and not row.note else 0)
 
 
-def _judged(
-    case: Case, command: str, wanted: str | None, trace: Path | None, pair: Any, draft: Path, folder: Path
-) -> tuple[Row, Found]:
-    """One line of the table: what this command says of the served draft."""
-    expected = () if wanted is None else (wanted,)
+def _found(case: Case, command: str, trace: Path | None, pair: Any, draft: Path, folder: Path) -> Found:
+    """What this command says of the served draft."""
     if command == CHECK:
-        found = check(pair.target, draft, folder / "check.json", "--trained", TRAINED[case.pair])
-    else:
-        assert trace is not None
-        found = diff(trace, dump_of(pair) if command == DIFF else None)
-    return Row(case.fault, case.pair, expected, found.faults, found.seconds, "server", command), found
+        return check(pair.target, draft, folder / "check.json", "--trained", TRAINED[case.pair])
+    assert trace is not None
+    if command == REPLAY:
+        return replay(trace)
+    return diff(trace, dump_of(pair) if command == DIFF else None)
+
+
+def _row(case: Case, command: str, found: Found) -> Row:
+    """Its line of the table."""
+    if command in case.notes:
+        return note_row(case.fault, case.pair, case.notes[command], found, command)
+    wanted = case.wanted[command]
+    expected = () if wanted is None else (wanted,)
+    return Row(case.fault, case.pair, expected, found.faults, found.seconds, "server", command)
 
 
 @pytest.mark.parametrize("name", [KIMI, LLAMA])

@@ -25,6 +25,8 @@ TWINS: dict[str, dict[str, Any]] = {
     "chunked against whole": {"chunked_prefill_size": 16},
     "a tree against a chain": {"topk": 2},
     "no prefix cache": {"extra": ["--disable-radix-cache"]},
+    # A CPU has no graphs to replay: what can be had here is that the arguments alone accuse nothing.
+    "graphs switched off": {"extra": ["--cuda-graph-backend-decode", "disabled"]},
 }
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from served_faults.attention import Attention
 from served_faults.switch import Switch
 
 
@@ -18,18 +19,41 @@ def change(switch: Switch, worker: Any, forward_batch: Any) -> None:
 
 
 def change_weights(switch: Switch, worker: Any) -> None:
-    """Called before the draft's extend: put its map and head right, then wrong as the switch says."""
+    """Called before the draft's extend: put its map, weights and attention right, then wrong as the switch says."""
     model = worker.draft_runner.model
     kept = getattr(worker, "served_faults_kept", None)
     if kept is None:
-        ids, head, norm = worker.hot_token_id.clone(), model.lm_head.weight.data.clone(), model.model.fc_norm
-        kept = worker.served_faults_kept = (ids, head, norm)
-    worker.hot_token_id = model.hot_token_id = kept[0].clone()
-    model.lm_head.weight.data.copy_(kept[1])
-    model.model.fc_norm = kept[2]
-    for name in switch.names():
+        kept = worker.served_faults_kept = Kept(worker, model)
+    kept.put_right(worker, model)
+    names = switch.names()
+    kept.attention.put(window="draft-window" in names, base="draft-rope" in names)
+    for name in names:
         if name in WEIGHTS:
             WEIGHTS[name](worker, model)
+
+
+class Kept:
+    """What the faults change, as it was loaded."""
+
+    def __init__(self, worker: Any, model: Any) -> None:
+        self._ids, self._fc_norm = worker.hot_token_id.clone(), model.model.fc_norm
+        self._weights = {name: weight.data.clone() for name, weight in _changed(model).items()}
+        self.attention = Attention(model)
+
+    def put_right(self, worker: Any, model: Any) -> None:
+        worker.hot_token_id = model.hot_token_id = self._ids.clone()
+        model.model.fc_norm = self._fc_norm
+        for name, weight in _changed(model).items():
+            weight.data.copy_(self._weights[name])
+
+
+def _changed(model: Any) -> dict[str, torch.nn.Parameter]:
+    """The parameters that faults change."""
+    return {
+        name: weight
+        for name, weight in model.named_parameters()
+        if name == "lm_head.weight" or name.endswith((".o_proj.weight", ".down_proj.weight"))
+    }
 
 
 def positions_off(batch: Any, memory: dict[str, Any]) -> None:
@@ -65,6 +89,37 @@ def head_at_random(worker: Any, model: Any) -> None:
     model.lm_head.weight.data.normal_(generator=torch.Generator().manual_seed(3))
 
 
+def head_permuted(worker: Any, model: Any) -> None:
+    """The rows of the head in another order: each of the draft's ids has another one's score."""
+    _permute_head(model, 1.0)
+
+
+def head_partly_permuted(worker: Any, model: Any) -> None:
+    """A part of them: the draft says many tokens still, and the accept length is that of a mediocre draft."""
+    _permute_head(model, 0.5)
+
+
+def _permute_head(model: Any, part: float) -> None:
+    weight = model.lm_head.weight.data
+    order = torch.randperm(len(weight), generator=torch.Generator().manual_seed(5))
+    moved = order[: int(part * len(weight))]
+    weight[moved] = weight[moved.roll(1)].clone()
+
+
+def layer_lost(worker: Any, model: Any) -> None:
+    """What the draft's layer adds is lost on the way: attention and MLP put out nothing."""
+    for name, weight in _changed(model).items():
+        if name != "lm_head.weight":
+            weight.data.zero_()
+
+
+def attention_lost(worker: Any, model: Any) -> None:
+    """The draft's attention puts out nothing."""
+    for name, weight in _changed(model).items():
+        if name.endswith(".o_proj.weight"):
+            weight.data.zero_()
+
+
 def fc_norm_skipped(worker: Any, model: Any) -> None:
     model.model.fc_norm = None
 
@@ -78,5 +133,9 @@ WEIGHTS: dict[str, Callable[[Any, Any], None]] = {
     "map-missing": map_missing,
     "head-of-target": head_of_target,
     "head-at-random": head_at_random,
+    "head-permuted": head_permuted,
+    "head-partly-permuted": head_partly_permuted,
+    "attention-lost": attention_lost,
+    "layer-lost": layer_lost,
     "fc-norm-skipped": fc_norm_skipped,
 }

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import Any
 
-from served_faults import draft, handover, slots
+from served_faults import draft, handover, recorder, slots
 from served_faults.switch import Switch
 
 _WORKER = "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker"
@@ -20,6 +20,7 @@ def register() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     switch = Switch(path)
+    recorder.break_on_request(switch)
 
     def loaded(result: Any, runner: Any, *args: Any, **kwargs: Any) -> None:
         if not runner.is_draft_worker:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from served_faults.attention import Attention
 from served_faults.switch import Switch
 
 Slots = list[torch.Tensor]
@@ -58,6 +59,7 @@ def watch(switch: Switch, model: nn.Module) -> None:
     backbone: Any = next(m for m in model.modules() if hasattr(m, "embed_tokens") and hasattr(m, "layers"))
     halves: dict[int, torch.Tensor] = {}
     chosen: list[int] = []
+    attention = Attention(backbone)
 
     def keep(k: int) -> Callable[..., None]:
         return lambda module, args, out: halves.__setitem__(k, out[0] if isinstance(out, tuple) else out.clone())
@@ -69,6 +71,7 @@ def watch(switch: Switch, model: nn.Module) -> None:
         if not chosen:
             chosen.extend(module.layers_to_capture)
         module.layers_to_capture = list(chosen)
+        attention.put(window="target-window" in switch.names(), base="target-rope" in switch.names())
         for name in switch.names():
             if name in WIRINGS:
                 module.layers_to_capture = WIRINGS[name](list(module.layers_to_capture))
@@ -89,8 +92,24 @@ def watch(switch: Switch, model: nn.Module) -> None:
             states = [state.to(dtype) for state in SLOTS[name](states, here)]
         return hidden, torch.cat(states, dim=-1) if packed else type(aux)(states)
 
+    backbone.embed_tokens.register_forward_hook(lambda module, args, out: _merged(switch, args[0], out))
     backbone.register_forward_pre_hook(enter, with_kwargs=True)
     backbone.register_forward_hook(leave, with_kwargs=True)
+
+
+PLACEHOLDER = 900
+"""The token in whose place a picture stands."""
+
+
+def _merged(switch: Switch, ids: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
+    """A picture's embeddings in the place of the placeholders', as a multimodal model merges them."""
+    at = ids == PLACEHOLDER
+    if "picture" not in switch.names() or not bool(at.any()):
+        return embedded
+    picture = torch.randn(int(at.sum()), embedded.shape[1], generator=torch.Generator().manual_seed(11))
+    merged = embedded.clone()
+    merged[at] = (picture * embedded.float().std()).to(embedded.dtype)
+    return merged
 
 
 def _rank() -> int:

@@ -19,7 +19,7 @@ from drafttrace.compare.kernels.hashes import Hashes
 from drafttrace.tracer.capture import Ints
 from drafttrace.tracer.rows import DType, Floats, Raw
 
-LEVELS = ("plain C", "AVX2", "AVX-512", "AVX-512 with VBMI")
+LEVELS = ("plain C", "AVX2", "AVX-512", "AVX-512 with VBMI", "AVX-512 with VBMI and BF16")
 COLUMNS = ("xx", "yy", "xy", "dd", "trimmed_xx", "trimmed_yy", "trimmed_xy", "max_abs", "ulp")
 NAN_LEFT, NAN_RIGHT, ZERO_LEFT, ZERO_RIGHT, FLAT_LEFT, FLAT_RIGHT = (1 << bit for bit in range(6))
 _WANT_ULP, _WANT_HASH = 1, 2

@@ -46,6 +46,8 @@ typedef struct {
 
 /* Channels that are summed in float32 before the sums go on in float64. */
 #define CHUNK 1024
+/* The same of formats that need no memory on the way: fewer ends of sums, each lane of which still adds few values. */
+#define DIRECT 4096
 /* Bytes that are asked for ahead of a chunk that is converted first. */
 #define AHEAD 4096
 /* Outside of these a float32 sum of squares has overflowed or lost digits to underflow: the row is done again. */
@@ -121,18 +123,27 @@ INLINE float e4m3_value(uint32_t b) {
 #include "rows_body.h"
 #undef LEVEL
 #undef TARGET
+
+/* The same with sums of products of bf16 values. */
+#define LEVEL dots
+#define TARGET __attribute__((target(WIDE ",avx512vbmi,avx512bf16")))
+#define DOTS
+#include "rows_body.h"
+#undef LEVEL
+#undef TARGET
 #undef LANES
 #undef TABLES
+#undef DOTS
 #endif
 
-/* The best instruction set of this machine: 0 plain, 1 AVX2, 2 AVX-512, 3 with byte look-ups. */
+/* The best instruction set of this machine: 0 plain, 1 AVX2, 2 AVX-512, 3 with byte look-ups, 4 with bf16 products. */
 EXPORT int drafttrace_level(void) {
 #if defined(__x86_64__) && defined(__GNUC__)
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
         __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("bmi2"))
-        return __builtin_cpu_supports("avx512vbmi") ? 3 : 2;
+        return !__builtin_cpu_supports("avx512vbmi") ? 2 : __builtin_cpu_supports("avx512bf16") ? 4 : 3;
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2")) return 1;
 #endif
     return 0;
@@ -147,6 +158,7 @@ EXPORT int drafttrace_measure(const Job *job, int level) {
         job->right.format < 0 || job->right.format >= FORMATS || level > drafttrace_level())
         return 2;
 #if defined(__x86_64__) && defined(__GNUC__)
+    if (level == 4) return measure_dots(job);
     if (level == 3) return measure_vbmi(job);
     if (level == 2) return measure_avx512(job);
     if (level == 1) return measure_avx2(job);
@@ -158,6 +170,7 @@ EXPORT int drafttrace_measure(const Job *job, int level) {
 EXPORT int drafttrace_hash(const Side *side, int64_t width, int64_t count, const int64_t *index, uint64_t *hashes, int level) {
     if (width < 1 || count < 0 || side->format < 0 || side->format >= FORMATS || level > drafttrace_level()) return 2;
 #if defined(__x86_64__) && defined(__GNUC__)
+    if (level == 4) { hash_rows_dots(side, width, count, index, hashes); return 0; }
     if (level == 3) { hash_rows_vbmi(side, width, count, index, hashes); return 0; }
     if (level == 2) { hash_rows_avx512(side, width, count, index, hashes); return 0; }
     if (level == 1) { hash_rows_avx2(side, width, count, index, hashes); return 0; }
@@ -171,6 +184,7 @@ EXPORT int drafttrace_cross(
     const float *const *xs, int64_t nx, const float *const *ys, int64_t ny, int64_t rows, int64_t width, double *out, int level) {
     if (nx < 1 || ny < 1 || rows < 0 || width < 1 || level > drafttrace_level()) return 2;
 #if defined(__x86_64__) && defined(__GNUC__)
+    if (level == 4) { cross_dots(xs, nx, ys, ny, rows, width, out); return 0; }
     if (level == 3) { cross_vbmi(xs, nx, ys, ny, rows, width, out); return 0; }
     if (level == 2) { cross_avx512(xs, nx, ys, ny, rows, width, out); return 0; }
     if (level == 1) { cross_avx2(xs, nx, ys, ny, rows, width, out); return 0; }

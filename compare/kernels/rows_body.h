@@ -113,33 +113,25 @@ typedef struct {
     uint32_t most;
 } FN(Sums);
 
-/* words: pairs of bf16 values, two per 32 bits; keep: the same layout, 0 where a channel is left out. */
-#define BF16_LOOP(X, Y)                                                                                         \
-    float xx0 = 0, xx1 = 0, yy0 = 0, yy1 = 0, xy0 = 0, xy1 = 0, dd0 = 0, dd1 = 0;                               \
-    uint32_t most0 = 0, most1 = 0;                                                                              \
-    for (int64_t i = 0; i < words; i++) {                                                                       \
-        uint32_t a = X, b = Y;                                                                                  \
-        float x0 = as_float(a << 16), x1 = as_float(a & 0xffff0000u);                                           \
-        float y0 = as_float(b << 16), y1 = as_float(b & 0xffff0000u);                                           \
-        xx0 += x0 * x0; xx1 += x1 * x1; yy0 += y0 * y0; yy1 += y1 * y1; xy0 += x0 * y0; xy1 += x1 * y1;          \
-        float d0 = x0 - y0, d1 = x1 - y1;                                                                       \
-        dd0 += d0 * d0; dd1 += d1 * d1;                                                                         \
-        uint32_t t0 = as_bits(d0) & 0x7fffffffu, t1 = as_bits(d1) & 0x7fffffffu;                                 \
-        most0 = t0 > most0 ? t0 : most0; most1 = t1 > most1 ? t1 : most1;                                       \
-    }                                                                                                           \
-    sums->xx += (double)xx0 + xx1; sums->yy += (double)yy0 + yy1; sums->xy += (double)xy0 + xy1;                 \
-    sums->dd += (double)dd0 + dd1;                                                                              \
-    most0 = most0 > most1 ? most0 : most1;                                                                      \
-    if (most0 > sums->most) sums->most = most0;
-
+/* words: pairs of bf16 values, two per 32 bits. */
 TARGET static void FN(bf16_sums)(const char *x, const char *y, int64_t words, FN(Sums) *sums) {
-    BF16_LOOP(load32(x, i), load32(y, i))
+    float xx0 = 0, xx1 = 0, yy0 = 0, yy1 = 0, xy0 = 0, xy1 = 0, dd0 = 0, dd1 = 0;
+    uint32_t most0 = 0, most1 = 0;
+    for (int64_t i = 0; i < words; i++) {
+        uint32_t a = load32(x, i), b = load32(y, i);
+        float x0 = as_float(a << 16), x1 = as_float(a & 0xffff0000u);
+        float y0 = as_float(b << 16), y1 = as_float(b & 0xffff0000u);
+        xx0 += x0 * x0; xx1 += x1 * x1; yy0 += y0 * y0; yy1 += y1 * y1; xy0 += x0 * y0; xy1 += x1 * y1;
+        float d0 = x0 - y0, d1 = x1 - y1;
+        dd0 += d0 * d0; dd1 += d1 * d1;
+        uint32_t t0 = as_bits(d0) & 0x7fffffffu, t1 = as_bits(d1) & 0x7fffffffu;
+        most0 = t0 > most0 ? t0 : most0; most1 = t1 > most1 ? t1 : most1;
+    }
+    sums->xx += (double)xx0 + xx1; sums->yy += (double)yy0 + yy1; sums->xy += (double)xy0 + xy1;
+    sums->dd += (double)dd0 + dd1;
+    most0 = most0 > most1 ? most0 : most1;
+    if (most0 > sums->most) sums->most = most0;
 }
-
-TARGET static void FN(bf16_kept_sums)(const char *x, const char *y, const char *keep, int64_t words, FN(Sums) *sums) {
-    BF16_LOOP(load32(x, i) & load32(keep, i), load32(y, i) & load32(keep, i))
-}
-#undef BF16_LOOP
 
 #define FLOAT_LOOP(REAL, X, Y)                                                                                  \
     REAL xx = 0, yy = 0, xy = 0, dd = 0;                                                                        \
@@ -158,18 +150,14 @@ TARGET static void FN(float_sums)(const float *x, const float *y, int64_t n, FN(
     FLOAT_LOOP(float, x[i], y[i])
 }
 
-TARGET static void FN(float_kept_sums)(const float *x, const float *y, const uint32_t *keep, int64_t n, FN(Sums) *sums) {
-    FLOAT_LOOP(float, as_float(as_bits(x[i]) & keep[i]), as_float(as_bits(y[i]) & keep[i]))
-}
-
 TARGET static void FN(double_sums)(const char *x, const char *y, int64_t n, FN(Sums) *sums) {
     FLOAT_LOOP(double, load_float(x, i), load_float(y, i))
 }
-
-TARGET static void FN(double_kept_sums)(const char *x, const char *y, const uint32_t *keep, int64_t n, FN(Sums) *sums) {
-    FLOAT_LOOP(double, as_float(load32(x, i) & keep[i]), as_float(load32(y, i) & keep[i]))
-}
 #undef FLOAT_LOOP
+
+#if LANES == 16
+#include "rows_lanes.h"
+#endif
 
 /* A 64-bit hash of the row's bytes (a multilinear one: products of sums of words and keys), and of its factor. */
 TARGET static uint64_t FN(hash_row)(const Side *side, const char *row, int64_t width, float scale) {
@@ -358,10 +346,8 @@ static int FN(flat)(const Side *side, const char *row, int64_t width, float scal
     return 1;
 }
 
-/* Memory that one call needs: masks of the kept channels, and one row of each kind. */
+/* Memory that one call needs: one row of each kind. */
 typedef struct {
-    uint16_t *keep16;
-    uint32_t *keep32;
     float *steps, *x, *y;
     double *doubles;
     uint16_t *upper, guess;
@@ -372,7 +358,7 @@ typedef struct {
 } FN(Room);
 
 static void FN(release)(FN(Room) *room) {
-    free(room->keep16); free(room->keep32); free(room->steps); free(room->x); free(room->y); free(room->doubles);
+    free(room->steps); free(room->x); free(room->y); free(room->doubles);
     free(room->upper); free(room->few);
 }
 
@@ -385,21 +371,9 @@ static int FN(take)(FN(Room) *room, const Job *job) {
 #endif
     room->steps = malloc(n * 4); room->x = malloc(n * 4); room->y = malloc(n * 4); room->doubles = malloc(n * 8);
     room->upper = malloc(n * 2); room->few = malloc(n * 4 + 4);
-    if (job->massive_count) {
-        room->keep16 = malloc(n * 2 + 4);
-        room->keep32 = malloc(n * 4);
-    }
-    if (!room->steps || !room->x || !room->y || !room->doubles || !room->upper || !room->few || (job->massive_count && (!room->keep16 || !room->keep32))) {
+    if (!room->steps || !room->x || !room->y || !room->doubles || !room->upper || !room->few) {
         FN(release)(room);
         return 1;
-    }
-    if (job->massive_count) {
-        memset(room->keep16, 0xff, n * 2 + 4);
-        memset(room->keep32, 0xff, n * 4);
-        for (int64_t k = 0; k < job->massive_count; k++) {
-            room->keep16[job->massive[k]] = 0;
-            room->keep32[job->massive[k]] = 0;
-        }
     }
     return 0;
 }
@@ -412,65 +386,92 @@ INLINE int FN(narrow)(const Side *side) {
     return side->format == BF16 && !side->scale;
 }
 
-/* n channels from `first` on of a row of a narrow side as bf16: where they are, or made in `made`. */
-TARGET static const char *FN(words)(const FN(Room) *room, const Side *side, const char *row, int64_t first, int64_t n, uint16_t *made) {
+/* n channels of a narrow side as bf16: where they are, or made in `made`. */
+TARGET static const char *FN(words)(const FN(Room) *room, const Side *side, const char *p, int64_t n, uint16_t *made) {
 #if defined(TABLES)
     if (side->format != BF16) {
-        FN(fp8_words)(&room->tables[side->format == FP8_E5M2], row + first, n, made);
+        FN(fp8_words)(&room->tables[side->format == FP8_E5M2], p, n, made);
         return (const char *)made;
     }
 #endif
     (void)room; (void)side; (void)n; (void)made;
-    return row + 2 * first;
+    return p;
 }
 
 /* As convert(), fp8 by way of bf16 where that is quick. made: [n]. */
-TARGET static void FN(values)(const FN(Room) *room, const Side *side, const char *row, int64_t first, int64_t n, float scale, uint16_t *made, float *restrict out) {
+TARGET static void FN(values)(const FN(Room) *room, const Side *side, const char *p, int64_t n, float scale, uint16_t *made, float *restrict out) {
 #if defined(TABLES)
     if (side->format == FP8_E4M3 || side->format == FP8_E5M2) {
-        FN(words)(room, side, row, first, n, made);
+        FN(words)(room, side, p, n, made);
         for (int64_t i = 0; i < n; i++) out[i] = as_float((uint32_t)made[i] << 16) * scale;
         return;
     }
 #endif
     (void)room; (void)made;
-    FN(convert)(side, row, first, n, scale, out);
+    FN(convert)(side, p, 0, n, scale, out);
 }
 
-/* The sums over the kept channels of one pair of rows. */
-TARGET static void FN(row_sums)(const Job *job, const char *x, const char *y, float sx, float sy, const FN(Room) *room, FN(Sums) *sums) {
+/* Both sides of n channels, at p and q, into the sums, through bf16 or float32 in memory where needed (at most CHUNK). */
+TARGET static void FN(chunk_sums)(const Job *job, const char *p, const char *q, int64_t n, float sx, float sy, const FN(Room) *room, FN(Sums) *sums) {
     const Side *left = &job->left, *right = &job->right;
-    int both_narrow = FN(narrow)(left) && FN(narrow)(right);
-    int wide = left->format == FP32 || right->format == FP32 || left->format == FP64 || right->format == FP64;
+    int64_t f = left->format, g = right->format;
     float a[CHUNK], b[CHUNK];
     uint16_t made_x[CHUNK], made_y[CHUNK];
-    for (int64_t first = 0; first < job->width; first += CHUNK) {
-        int64_t n = job->width - first < CHUNK ? job->width - first : CHUNK;
-        const uint32_t *keep = room->keep32 ? room->keep32 + first : NULL;
-        if (both_narrow) {
-            const char *p = FN(words)(room, left, x, first, n, made_x), *q = FN(words)(room, right, y, first, n, made_y);
-            if (keep) FN(bf16_kept_sums)(p, q, (const char *)(room->keep16 + first), n / 2, sums);
-            else FN(bf16_sums)(p, q, n / 2, sums);
-            if (n % 2 == 0) continue;
-            FN(convert)(left, x, first + n - 1, 1, 1, a);
-            FN(convert)(right, y, first + n - 1, 1, 1, b);
-            if (keep) keep += n - 1;
-            n = 1;
-        } else if (wide) {
-            const char *p = (const char *)a, *q = (const char *)b;
-            if (left->format == FP32 && !left->scale) p = x + 4 * first;
-            else FN(values)(room, left, x, first, n, sx, made_x, a);
-            if (right->format == FP32 && !right->scale) q = y + 4 * first;
-            else FN(values)(room, right, y, first, n, sy, made_y, b);
-            if (keep) FN(double_kept_sums)(p, q, keep, n, sums);
-            else FN(double_sums)(p, q, n, sums);
-            continue;
-        } else {
-            FN(values)(room, left, x, first, n, sx, made_x, a);
-            FN(values)(room, right, y, first, n, sy, made_y, b);
+    if (FN(narrow)(left) && FN(narrow)(right)) {
+        p = FN(words)(room, left, p, n, made_x);
+        q = FN(words)(room, right, q, n, made_y);
+        FN(bf16_sums)(p, q, n / 2, sums);
+        if (n % 2) {
+            a[0] = as_float((uint32_t)load16(p, n - 1) << 16);
+            b[0] = as_float((uint32_t)load16(q, n - 1) << 16);
+            FN(float_sums)(a, b, 1, sums);
         }
-        if (keep) FN(float_kept_sums)(a, b, keep, n, sums);
-        else FN(float_sums)(a, b, n, sums);
+    } else if (f == FP32 || g == FP32 || f == FP64 || g == FP64) {
+        if (f != FP32 || left->scale) FN(values)(room, left, p, n, sx, made_x, a);
+        if (g != FP32 || right->scale) FN(values)(room, right, q, n, sy, made_y, b);
+        FN(double_sums)(f == FP32 && !left->scale ? p : (const char *)a, g == FP32 && !right->scale ? q : (const char *)b, n, sums);
+    } else {
+        FN(values)(room, left, p, n, sx, made_x, a);
+        FN(values)(room, right, q, n, sy, made_y, b);
+        FN(float_sums)(a, b, n, sums);
+    }
+}
+
+/* How many channels go into float32 sums at once: more of formats that need no memory on the way. */
+INLINE int64_t FN(step)(const Side *left, const Side *right) {
+    int64_t f = left->format, g = right->format;
+    if (left->scale || right->scale) return CHUNK;
+    if (f == g && (f == BF16 || f == FP32)) return DIRECT;
+#if LANES == 16
+    if (f == FP16 && g == FP16) return DIRECT;
+#endif
+#if defined(TABLES)
+    if ((f == FP8_E4M3 || f == FP8_E5M2) && (g == FP8_E4M3 || g == FP8_E5M2)) return DIRECT;
+#endif
+    return CHUNK;
+}
+
+/* The sums over the kept channels of one pair of rows, which lie between the massive ones: those are few. */
+TARGET static void FN(row_sums)(const Job *job, const char *x, const char *y, float sx, float sy, const FN(Room) *room, FN(Sums) *sums) {
+    int64_t f = job->left.format, g = job->right.format, most = FN(step)(&job->left, &job->right);
+    int64_t first = 0, next = 0;
+    while (first < job->width) {
+        int64_t stop = next < job->massive_count ? job->massive[next] : job->width;
+        int64_t n = stop - first < most ? stop - first : most;
+        const char *p = x + ITEM[f] * first, *q = y + ITEM[g] * first;
+        first += n;
+        if (n == 0) {
+            first++;
+            next++;
+        }
+#if LANES == 16
+        else if (most == DIRECT && f == FP16) FN(half_sums)(p, q, n, sums);
+#endif
+#if defined(TABLES)
+        else if (most == DIRECT && (f == FP8_E4M3 || f == FP8_E5M2))
+            FN(fp8_sums)(&room->tables[f == FP8_E5M2], &room->tables[g == FP8_E5M2], p, q, n, sums);
+#endif
+        else FN(chunk_sums)(job, p, q, n, sx, sy, room, sums);
     }
 }
 

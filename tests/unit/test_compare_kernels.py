@@ -129,6 +129,26 @@ def test_fp8_without_factors_in_every_place_of_a_row(dtype: DType, other: DType,
 @needs_kernel
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", FORMATS)
+def test_sums_between_massive_channels_and_at_every_end(dtype: DType, level: int) -> None:
+    """Channels that are left out cut a row into parts: next to each other, at its ends, and parts of every length."""
+    nothing: list[int] = []
+    for width, massive in (
+        *((w, nothing) for w in range(1, 70)),
+        (8300, nothing),
+        (8300, [0, 1, 2, 8298, 8299]),
+        (8300, [4095, 4096, 8192]),
+        (700, [*np.cumsum(np.arange(1, 37))]),
+        (130, [*range(0, 130, 2)]),
+    ):
+        left, right = (ArrayRows(sample(dtype, 2, width, width + k), dtype) for k in range(2))
+        index, channels = np.arange(2), np.array(massive, np.int64)
+        found, known = compiled(left, right, index, channels, level), plain(left, right, index, channels)
+        assert_alike(found, known, is_exact(dtype, dtype))
+
+
+@needs_kernel
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", FORMATS)
 def test_every_value_of_a_format(dtype: DType, level: int) -> None:
     """NaN, infinities, subnormals, the largest and the smallest values, alone in a row and together."""
     for width in (1, 3, 16):

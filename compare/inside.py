@@ -16,6 +16,7 @@ from drafttrace.tracer.rows import Floats
 
 _EXTEND = (int(Phase.DRAFT_EXTEND_PREFILL), int(Phase.DRAFT_EXTEND_VERIFY))
 _MAX_ROWS = 512
+_LOOKED_AT = 4  # rows of one token that show whether it has an embedding of its own
 
 
 @dataclass(frozen=True)
@@ -281,17 +282,25 @@ def _embed_equal(trace: Capture, draft: DraftRows) -> float | None:
     rows, present = draft.tensors.get("embed_in"), draft.present.get("embed_in")
     if rows is None or present is None or trace.embed is None or rows.width != trace.embed.rows.width:
         return None
-    vector_row: dict[int, int] = {}
+    vector_rows: dict[int, list[int]] = {}
     for row in range(min(len(trace.table), len(trace.embed.rows))):
-        vector_row.setdefault(int(trace.table.token_id[row]), row)
+        vector_rows.setdefault(int(trace.table.token_id[row]), []).append(row)
     pairs = [
-        (int(row), vector_row[int(draft.table.token_id[row])])
+        (int(row), vector_rows[int(draft.table.token_id[row])][:_LOOKED_AT])
         for row in np.flatnonzero(present)
-        if int(draft.table.token_id[row]) in vector_row
+        if int(draft.table.token_id[row]) in vector_rows
     ][:_MAX_ROWS]
-    if not pairs:
+    # A token that is embedded now so, now so, is a placeholder: pictures stand in its rows, and it has none of its own.
+    of_token = {found[0]: trace.embed.rows.take(np.array(found)) for _, found in pairs}
+    words = {
+        first
+        for first, vectors in of_token.items()
+        if bool(same_rows(vectors, vectors[:1].repeat(len(vectors), 0)).all())
+    }
+    kept = [(row, found[0]) for row, found in pairs if found[0] in words]
+    if not kept:
         return None
-    ours, theirs = np.array(pairs, np.int64).T
+    ours, theirs = np.array(kept, np.int64).T
     return float(same_rows(rows.take(ours), trace.embed.rows.take(theirs)).mean())
 
 

@@ -97,9 +97,10 @@ def _conditions(facts: Facts) -> Iterator[Finding]:
     if not slots or (facts.alignment is not None and facts.alignment.shift):
         return
     name, text, remedy = _difference(facts.left, reference)
+    verb = "differs" if len(slots) == 1 else "differ"
     yield finding(
         name,
-        f"{name_slots(slots).capitalize()} differ between two runs of one request, and {text}.",
+        f"{name_slots(slots).capitalize()} {verb} between two runs of one request, and {text}.",
         slots=slots,
         confidence=0.7 if name != "decay" else 0.5,
         evidence={

@@ -13,6 +13,7 @@ import numpy as np
 
 from drafttrace.compare.facts import Facts
 from drafttrace.compare.findings.base import finding, name_slots
+from drafttrace.compare.findings.rows import placeholder_span
 from drafttrace.compare.hypotheses import Doubles
 from drafttrace.compare.judge import MISMATCH, NOISE
 from drafttrace.compare.result import Finding, SlotResult
@@ -52,6 +53,8 @@ def courses(facts: Facts) -> tuple[Course, ...]:
     told |= facts.copies.slots
     if facts.reference is None or facts.moved or (facts.reading is not None and not facts.reading.same):
         return ()
+    if any(placeholder_span(facts, rows) is not None for rows in facts.rows):
+        return ()  # what stands behind a picture that only one side saw looks back at it
     wrong = [slot for slot in facts.slots if slot.slot not in told and slot.verdict in {MISMATCH, NOISE}]
     if not any(slot.verdict == MISMATCH for slot in wrong):
         return ()

@@ -85,7 +85,10 @@ def markdown(rows: Sequence[Row]) -> str:
             "Faults put into a running server",
             [r for r in rows if r.expected and not r.note and r.place == "server"],
         ),
-        ("Faults put into a training dump", [r for r in rows if r.expected and not r.note and r.place != "server"]),
+        (
+            "Faults put into a training dump, or into the arguments that a trace keeps",
+            [r for r in rows if r.expected and not r.note and r.place != "server"],
+        ),
         ("What is no fault and has to be said", [r for r in rows if r.note]),
         ("Healthy comparisons", [r for r in rows if not r.expected]),
     ):

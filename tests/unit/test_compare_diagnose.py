@@ -629,6 +629,19 @@ def test_a_draft_that_embeds_some_tokens_otherwise_than_the_target_is_named() ->
     assert found.findings[0].id == "stale-rows" and "98% of the rows" in found.findings[0].summary
 
 
+def test_pictures_in_the_places_of_one_token_are_no_stale_rows() -> None:
+    """The rows of a multimodal model's placeholders are a picture's, which the draft does not look up."""
+    left = served(WORLD, BASE, about=ABOUT)
+    assert left.embed is not None
+    ids, rows = left.table.token_id.copy(), left.embed.rows.floats()
+    ids[4:12] = 900
+    mine = rows.copy()
+    mine[4:12] = rows[4] * 0.5  # the token's own embedding
+    table = replace(left.table, token_id=ids)
+    draft = DraftRows(table, {"embed_in": bf16(mine)}, {"embed_in": np.ones(len(ids), np.bool_)})
+    no_fault(diff(replace(left, table=table, draft=draft, probes=(Probe("fc_in", 2, 2, 9, 0),)), None))
+
+
 def test_a_probe_that_never_fired_and_dropped_rows_are_told() -> None:
     probes = (Probe("target/aux", 10, 0, 0, 0), Probe("draft/fc_in", 10, 10, 90, 4))
     found = diff(replace(trace(), probes=probes, complete=False), dumped(NOISY, BASE))

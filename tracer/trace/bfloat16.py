@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from h5py import h5d, h5p, h5s, h5t
+from h5py import h5d, h5g, h5s, h5t
 
 from drafttrace.tracer.rows import DType
+from drafttrace.tracer.trace import growing
 from drafttrace.tracer.trace.layout import IdType, TensorSpec
 
 
@@ -44,26 +45,13 @@ def hdf5_type(dtype: DType | IdType) -> h5t.TypeID:
     return _TYPES[dtype]
 
 
-def create(parent: h5d.DatasetID, spec: TensorSpec) -> h5d.DatasetID:
+def create(parent: h5g.GroupID, spec: TensorSpec) -> h5d.DatasetID:
     """An empty dataset ``[0, width]`` at ``spec.name`` under the HDF5 group id ``parent``.
 
     Chunks bypass the chunk cache: rows go straight to their place in the file, so a frame of six rows does not
     rewrite a whole chunk, and no memory is held.
     """
-    layout = h5p.create(h5p.DATASET_CREATE)
-    layout.set_chunk((spec.chunk_rows, spec.width))
-    links = h5p.create(h5p.LINK_CREATE)
-    links.set_create_intermediate_group(True)
-    space = h5s.create_simple((0, spec.width), (h5s.UNLIMITED, spec.width))
-    name = spec.name.encode()
-    return h5d.create(parent, name, hdf5_type(spec.dtype), space, layout, lcpl=links, dapl=uncached())
-
-
-def uncached() -> h5p.PropDAID:
-    """Dataset access without a chunk cache."""
-    access = h5p.create(h5p.DATASET_ACCESS)
-    access.set_chunk_cache(1, 0, 1.0)
-    return access
+    return growing.create(parent, spec.name, hdf5_type(spec.dtype), spec.chunk_rows, (spec.width,))
 
 
 def write_rows(dataset: h5d.DatasetID, start: int, array: npt.NDArray[Any], dtype: DType | IdType) -> None:

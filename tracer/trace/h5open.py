@@ -14,7 +14,7 @@ from h5py import h5d
 
 from drafttrace.tracer.errors import UnknownFormat, UnreadableFile
 from drafttrace.tracer.trace import schema, texts
-from drafttrace.tracer.trace.bfloat16 import uncached
+from drafttrace.tracer.trace.growing import uncached
 from drafttrace.tracer.trace.superblock import SIGNATURE, CleanView, Superblock, read_superblock
 
 # Without SWMR's own retries a reader can meet metadata that is half written; the next look finds it whole.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -37,16 +38,16 @@ class TensorSpec:
         if not isinstance(self.dtype, DType) and self.dtype not in ("int32", "int64"):
             raise ValueError(f"the tensor {self.name} has the dtype {self.dtype!r}; use a DType, int32 or int64")
 
-    @property
+    @cached_property
     def storage(self) -> np.dtype[Any]:
         """The numpy dtype of the arrays that the writer takes and the reader hands out."""
         return self.dtype.storage if isinstance(self.dtype, DType) else np.dtype(self.dtype)
 
-    @property
+    @cached_property
     def row_bytes(self) -> int:
         return self.width * self.storage.itemsize
 
-    @property
+    @cached_property
     def chunk_rows(self) -> int:
         """Rows of one HDF5 chunk: at most 1 MiB, and no more than 64 where these fill 16 KiB."""
         return max(1, min(max(_CHUNK_ROWS, _CHUNK_LEAST // self.row_bytes), _CHUNK_BYTES // self.row_bytes))
@@ -56,7 +57,7 @@ class TensorSpec:
         chunks = -(-stop // self.chunk_rows) - -(-start // self.chunk_rows)
         return chunks * (self.chunk_rows * self.row_bytes + 64)
 
-    @property
+    @cached_property
     def is_boundary(self) -> bool:
         """Boundaries of a layer sweep may cover only the first rows of the table; they have no present bit."""
         return self.name.startswith("boundary/")

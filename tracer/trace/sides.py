@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from drafttrace.tracer.trace import bfloat16, schema, texts
+from drafttrace.tracer.trace.growing import Growing, make_rows
 from drafttrace.tracer.trace.h5create import TABLE_CHUNK, append_table, make_table
 from drafttrace.tracer.trace.layout import TensorSpec, present_names
 from drafttrace.tracer.trace.schema import Records
@@ -32,15 +33,24 @@ class Side:
         self._specs = {spec.name: spec for spec in specs}
         self._bits = {tensor: 1 << bit for bit, tensor in enumerate(present_names(specs))}
         group = file.require_group(name)
-        self._tensors = {}
+        number = file.id.get_vfd_handle()
+        self._tensors: dict[str, Growing] = {}
         for spec in specs:
-            self._tensors[spec.name] = bfloat16.create(group.id, spec)
-            texts.set_attribute(h5py.Dataset(self._tensors[spec.name]), schema.ATTR_DTYPE, str(spec.dtype))
+            made = bfloat16.create(group.id, spec)
+            texts.set_attribute(h5py.Dataset(made), schema.ATTR_DTYPE, str(spec.dtype))
+            self._tensors[spec.name] = Growing(made, number, spec.chunk_rows, (spec.width,), exact=spec.is_boundary)
         self._sizes = dict.fromkeys(self._specs, 0)
         self._columns = {column: place for place, column in enumerate([schema.ROWS, *self._specs])}
-        self._sums = make_sums(group, list(self._columns))
-        self._rows = make_table(group, schema.ROWS, record)
-        texts.set_attribute(self._rows, schema.ATTR_PRESENT, json.dumps(list(self._bits)))
+        self._sums = Growing(
+            make_sums(group, list(self._columns)).id,
+            number,
+            chunk_rows(len(self._columns)),
+            (len(self._columns),),
+            exact=False,
+        )
+        rows = make_rows(group.id, schema.ROWS, record, TABLE_CHUNK)
+        texts.set_attribute(h5py.Dataset(rows), schema.ATTR_PRESENT, json.dumps(list(self._bits)))
+        self._rows = Growing(rows, number, TABLE_CHUNK, exact=True)
         self._pending: list[Records] = []
         self._pending_sums: list[Sums] = []
 
@@ -64,9 +74,8 @@ class Side:
         records["present"] = 0
         sums = np.zeros((len(rows), len(self._columns)), np.uint64)
         for name, array in tensors.items():
-            spec = self._specs[name]
-            self._extend(name, self.count + len(array))
-            bfloat16.write_rows(self._tensors[name], self.count, np.ascontiguousarray(array), spec.dtype)
+            self._tensors[name].write(self.count, array)
+            self._sizes[name] = self.count + len(array)
             written += array.nbytes
             sums[: len(array), self._columns[name]] = row_sums(array)
             if name in self._bits:
@@ -76,24 +85,25 @@ class Side:
         self._pending.append(records)
         self._pending_sums.append(sums)
         self.count += len(rows)
-        return written + records.nbytes + sums.nbytes
+        return written + records.nbytes
 
-    def flush(self) -> None:
-        """Tensors and sums first, then the rows that say that these are there."""
-        if not self._pending:
-            return
+    def flush(self, last: bool = False) -> None:
+        """Tensors and sums first, then the rows that say that these are there. last: cut them to their rows as well."""
+        before = self.count - sum(map(len, self._pending))
+        if self._pending:
+            self._sums.write(before, np.concatenate(self._pending_sums))
         for name, dataset in self._tensors.items():
             if not self._specs[name].is_boundary:
-                self._extend(name, self.count)
+                dataset.extend(self.count)
+                self._sizes[name] = self.count
+        for dataset in (*self._tensors.values(), self._sums):
+            if last:
+                dataset.trim(self.count)
             dataset.flush()
-        append_table(self._sums, np.concatenate(self._pending_sums))
-        append_table(self._rows, np.concatenate(self._pending))
+        if self._pending:
+            self._rows.write(before, np.concatenate(self._pending))
+            self._rows.flush()
         self._pending, self._pending_sums = [], []
-
-    def _extend(self, name: str, rows: int) -> None:
-        if self._sizes[name] != rows:
-            self._tensors[name].set_extent((rows, self._specs[name].width))
-            self._sizes[name] = rows
 
     def _check(self, rows: Records, tensors: Tensors, absent: Masks) -> None:
         _check_records(rows, self._record)

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from drafttrace.tracer.errors import UnreadableFile
 from drafttrace.tracer.trace import schema, texts
+from drafttrace.tracer.trace.growing import create
 from drafttrace.tracer.trace.h5create import TABLE_CHUNK
 from drafttrace.tracer.trace.h5open import TraceFile
 
@@ -34,7 +35,11 @@ def row_sums(rows: npt.NDArray[Any]) -> Sums:
     count = len(rows)
     if count == 0:
         return np.zeros(0, np.uint64)
-    stored = np.ascontiguousarray(rows).view(np.uint8).reshape(count, -1)
+    rows = np.ascontiguousarray(rows)
+    if rows.ndim == 2 and rows.shape[1] * rows.itemsize % 8 == 0:
+        words: Sums = rows.view(np.dtype("<u8")).sum(axis=1, dtype=np.uint64)
+        return words
+    stored = rows.view(np.uint8).reshape(count, -1)
     whole = stored.shape[1] // 8 * 8
     sums: Sums = stored[:, :whole].view(np.dtype("<u8")).sum(axis=1, dtype=np.uint64)
     for place, byte in enumerate(stored[:, whole:].T):
@@ -50,11 +55,19 @@ def chunk_rows(columns: int) -> int:
 def make_sums(group: h5py.Group, columns: Sequence[str]) -> h5py.Dataset:
     """The empty table of sums of one side: a column for the row records, and one for every tensor."""
     count = len(columns)
-    made = group.create_dataset(
-        schema.SUMS, (0, count), "<u8", maxshape=(None, count), chunks=(chunk_rows(count), count)
-    )
+    made = h5py.Dataset(create(group.id, schema.SUMS, h5py.h5t.STD_U64LE, chunk_rows(count), (count,)))
     texts.set_attribute(made, schema.ATTR_SUMMED, json.dumps(list(columns)))
     return made
+
+
+def append_sums(dataset: h5py.Dataset, start: int, sums: Sums) -> None:
+    """Writes ``sums`` as the rows from ``start`` on, and makes them visible to readers: once in every frame."""
+    made = dataset.id
+    made.set_extent((start + len(sums), sums.shape[1]))
+    space = made.get_space()
+    space.select_hyperslab((start, 0), sums.shape)
+    made.write(h5py.h5s.create_simple(sums.shape), space, np.ascontiguousarray(sums), h5py.h5t.STD_U64LE)
+    made.flush()
 
 
 @dataclass(frozen=True)
@@ -71,16 +84,17 @@ class StoredSums:
         if name not in self.columns:
             return None
         with self.trace.reading(f"/{self.side}/{schema.SUMS}"):
-            return self._read(slice(start, stop), self.columns[name])
+            # Whole rows: HDF5 would fetch a single column number by number.
+            return self._read(slice(start, stop))[:, self.columns[name]]
 
-    def _read(self, rows: slice, column: int) -> Sums:
+    def _read(self, rows: slice) -> Sums:
         try:
-            found: Sums = self.dataset[rows, column]
+            found: Sums = self.dataset[rows]
         except (OSError, RuntimeError):
             if self.trace.closed_properly:
                 raise
             time.sleep(0.05)  # the index of the chunks can be met half written, as that of the tensors
-            found = self.dataset[rows, column]
+            found = self.dataset[rows]
         return found
 
     def check(self, name: str, start: int, rows: npt.NDArray[Any]) -> None:
@@ -97,8 +111,11 @@ class StoredSums:
             )
 
 
-def stored_sums(trace: TraceFile, side: str) -> StoredSums | None:
-    """The sums of a side; None in traces of older writers. Raises UnreadableFile where they make no sense."""
+def stored_sums(trace: TraceFile, side: str, rows: int) -> StoredSums | None:
+    """The sums of a side with ``rows`` rows; None in traces of older writers.
+
+    Raises UnreadableFile where they make no sense, or are cut off.
+    """
     name = f"{side}/{schema.SUMS}"
     with trace.reading(f"/{name}"):
         if name not in trace.file:
@@ -108,5 +125,5 @@ def stored_sums(trace: TraceFile, side: str) -> StoredSums | None:
         columns = json.loads(texts.get_text(dataset.attrs[schema.ATTR_SUMMED]))
         if not isinstance(columns, list) or dataset.ndim != 2 or dataset.shape[1] != len(columns):
             raise ValueError(f"{dataset.shape} sums of {str(columns)[:60]}")
-        trace.refuse_cut_off(dataset, 8 * len(columns), dataset.shape[0])
+        trace.refuse_cut_off(dataset, 8 * len(columns), rows)
     return StoredSums(trace, dataset, side, {str(column): place for place, column in enumerate(columns)})

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 PIECE_BYTES = 128
 _CHUNK = 32
+Pieces = npt.NDArray[np.bytes_]
 _PIECE = h5py.string_dtype("utf-8", PIECE_BYTES)
 
 
@@ -41,7 +42,7 @@ def write_text(group: h5py.Group, name: str, text: str) -> None:
     group.create_dataset(name, data=np.bytes_(data), dtype=h5py.string_dtype("utf-8", max(1, len(data))))
 
 
-def declare_blocks(file: h5py.File, about: Mapping[str, Any], late: tuple[str, ...]) -> None:
+def declare_blocks(file: h5py.File, about: Mapping[str, Any | Pieces], late: tuple[str, ...]) -> None:
     """One dataset ``/about/{name}`` per JSON block: those of ``about``, and empty ones that come later.
 
     A block is stored by its lines, so that it can be replaced in SWMR mode, where a text cannot change its length.
@@ -51,14 +52,14 @@ def declare_blocks(file: h5py.File, about: Mapping[str, Any], late: tuple[str, .
     for name in dict.fromkeys((*about, *late)):
         if not name or "/" in name or name in (".", "layout"):
             raise ValueError(f"'{name}' cannot name an about block")
-        pieces = _pieces(about[name]) if name in about else np.empty(0, _PIECE)
+        pieces = pieces_of(about[name]) if name in about else np.empty(0, _PIECE)
         group.create_dataset(name, data=pieces, dtype=_PIECE, maxshape=(None,), chunks=(_CHUNK,))
 
 
 def replace_block(file: h5py.File, name: str, value: Any) -> None:
     """Another content for a declared block. Never makes the dataset shorter: that is not safe under SWMR."""
     dataset = file["about"][name]
-    pieces = _pieces(value)
+    pieces = pieces_of(value)
     if len(pieces) > len(dataset):
         dataset.resize(len(pieces), axis=0)
     padded = np.zeros(len(dataset), _PIECE)
@@ -68,10 +69,15 @@ def replace_block(file: h5py.File, name: str, value: Any) -> None:
 
 def stored_bytes(value: Any) -> int:
     """Bytes that ``value`` takes in a file as a block."""
-    return (len(_pieces(value)) + _CHUNK) * PIECE_BYTES
+    return (len(pieces_of(value)) + _CHUNK) * PIECE_BYTES
 
 
-def _pieces(value: Any) -> npt.NDArray[np.bytes_]:
+def pieces_of(value: Any) -> Pieces:
+    """A block's content as it is stored; what is already in that form stays as it is."""
+    return value if isinstance(value, np.ndarray) and value.dtype == _PIECE else _pieces(value)
+
+
+def _pieces(value: Any) -> Pieces:
     """``value`` as JSON, a piece per line; a line that is too long continues in the next piece.
 
     The pieces joined are the JSON text. What JSON does not know becomes its ``str``.

@@ -69,14 +69,15 @@ class TraceWriter:
         self._blocks = {*(about or {}), *late}
         try:
             tensors = len(layout.target) + len(layout.draft) + 4 * len(layout.ranks)
-            blocks = sum(map(texts.stored_bytes, (about or {}).values()))
+            stored = {name: texts.pieces_of(value) for name, value in (about or {}).items()}
+            blocks = sum(map(texts.stored_bytes, stored.values()))
             self._room.take(
                 _DATASET_BYTES * (3 + tensors + len(self._blocks))
                 + blocks
                 + 8 * len(() if prompt is None else prompt)
             )
             _declare(self._file, layout, request_id, prompt)
-            texts.declare_blocks(self._file, about or {}, tuple(late))
+            texts.declare_blocks(self._file, stored, tuple(late))
             self._target = Side(self._file, "target", layout.target, schema.TARGET_ROW)
             self._draft = Side(self._file, "draft", layout.draft, schema.DRAFT_ROW)
             self._padding = PaddingSide(self._file)
@@ -143,7 +144,7 @@ class TraceWriter:
         with self._writing(pending + self._padding.pending, last):
             self._padding.flush()
             for side in sides:
-                side.flush()
+                side.flush(last)
             for rank in self._ranks.values():
                 rank.flush()
 
@@ -164,7 +165,7 @@ class TraceWriter:
         declared; OSError where the end could not be written: the rows flushed before stay readable, and the trace
         reads as incomplete.
         """
-        blocks = dict(about or {})
+        blocks = {name: texts.pieces_of(value) for name, value in (about or {}).items()}
         undeclared = sorted(set(blocks) - self._blocks)
         if undeclared:
             raise ValueError(f"the about block '{undeclared[0]}' was not declared; name it in 'late' at the start")

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,9 +23,14 @@ import numpy.typing as npt
 from drafttrace.tracer.errors import UnreadableFile
 from drafttrace.tracer.file_bytes import FileBytes
 from drafttrace.tracer.rows import DType, Floats, to_float32
+from drafttrace.tracer.torch_weights import load_problem as load_problem
+from drafttrace.tracer.torch_weights import load_tensors, stored_array
 
 HEADER_LIMIT = 50_000_000
 """Bytes of JSON that a header may have. The format allows 100 MB; 50 MB already name 400,000 tensors."""
+
+_POINTER = 1024
+"""Bytes; a pointer of Git LFS is shorter, and a header that begins like one would be longer than any."""
 
 INDEX_NAMES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 
@@ -123,7 +127,10 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little") if size >= 8 else -1
+            first = file.read(8)
+            length = int.from_bytes(first, "little") if size >= 8 else -1
+            if first == b"version " and size < _POINTER:
+                raise UnreadableFile(f"{path} is a pointer of Git LFS and not the file itself; run git lfs pull.")
             if length < 0:
                 raise UnreadableFile(f"{path} has {size} bytes, too few for a safetensors file; copy it again.")
             if length > HEADER_LIMIT:
@@ -163,7 +170,7 @@ def _entry(path: Path, name: str, entry: Any, base: int) -> TensorInfo:
         raise UnreadableFile(
             f"{path} gives tensor '{name}' the impossible shape {shape} or range {begin}..{end}; copy it again."
         )
-    if dtype not in _FLOATS and dtype not in _OTHERS:
+    if not isinstance(dtype, str) or (dtype not in _FLOATS and dtype not in _OTHERS):
         raise UnreadableFile(
             f"{path} stores tensor '{name}' as {dtype!r}, a number format drafttrace cannot read; "
             "convert the checkpoint to bf16."
@@ -229,7 +236,8 @@ class Checkpoint:
             if file.suffix == ".safetensors":
                 self._headers[file] = read_header(file)
             else:
-                self._loaded[file] = _load_torch(file)
+                _refuse_special(file)
+                self._loaded[file] = load_tensors(file)
                 self._headers[file] = {
                     name: _torch_info(file, name, tensor) for name, tensor in self._loaded[file].items()
                 }
@@ -254,7 +262,7 @@ class Checkpoint:
         """One tensor as a read-only memory map in storage form (bf16 as uint16), shape as stored."""
         info = self.info(name)
         if info.file in self._loaded:
-            return _torch_array(self._loaded[info.file][name])
+            return stored_array(self._loaded[info.file][name])
         if info.nbytes == 0:
             return np.empty(info.shape, info.storage)
         flat = np.memmap(info.file, np.uint8, "r", offset=info.begin, shape=(info.nbytes,))
@@ -355,50 +363,8 @@ def _from_index(root: Path, index: Path, partly: bool) -> Checkpoint:
     return Checkpoint(root, tuple(shards[name] for name in sorted(shards)), index, where)
 
 
-def load_problem(error: BaseException) -> str:
-    """One line of a loader's error. torch's own would advise to run the code of a stranger's file."""
-    text = str(error).strip()
-    wanted = re.search(r"GLOBAL (\S+)", text)
-    if "weights_only" in text or wanted:
-        return f"it wants to run '{wanted[1] if wanted else 'code'}', and drafttrace runs no code from files"
-    return (text.splitlines() or [type(error).__name__])[0][:200].rstrip(".")
-
-
-def _load_torch(path: Path) -> dict[str, Any]:
-    """The tensors of a ``.bin`` file, memory-mapped, without executing anything in it."""
-    import torch
-
-    _refuse_special(path)
-    try:
-        value = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:  # torch raises half a dozen types for a damaged or unsafe file
-        reason = load_problem(error)
-        raise UnreadableFile(
-            f"{path} cannot be loaded as plain weights ({reason}); convert it to safetensors."
-        ) from error
-    if isinstance(value, dict) and isinstance(value.get("state_dict"), dict):
-        value = value["state_dict"]
-    if not isinstance(value, dict) or not all(isinstance(item, torch.Tensor) for item in value.values()):
-        raise UnreadableFile(f"{path} is no flat table of tensors; convert it to safetensors.")
-    return {str(name): tensor for name, tensor in value.items()}
-
-
 def _torch_info(file: Path, name: str, tensor: Any) -> TensorInfo:
     kind = _TORCH_NAMES.get(str(tensor.dtype))
     if kind is None:
         raise UnreadableFile(f"{file} stores '{name}' as {tensor.dtype}; convert the checkpoint to bf16.")
     return TensorInfo(name, kind, tuple(tensor.shape), file, 0, tensor.numel() * tensor.element_size())
-
-
-def _torch_array(tensor: Any) -> npt.NDArray[np.generic]:
-    import torch
-
-    plain = tensor.detach().contiguous()
-    if plain.dtype is torch.bfloat16:
-        array: npt.NDArray[np.generic] = plain.view(torch.int16).numpy().view(np.uint16)
-        return array
-    if plain.dtype in {torch.float8_e4m3fn, torch.float8_e5m2}:
-        eight: npt.NDArray[np.generic] = plain.view(torch.uint8).numpy()
-        return eight
-    other: npt.NDArray[np.generic] = plain.numpy()
-    return other

@@ -28,6 +28,7 @@ from drafttrace.tracer.capture import Capture
 from drafttrace.tracer.checkpoint import Checkpoint, open_checkpoint
 from drafttrace.tracer.errors import DrafttraceError, UnreadableFile
 from drafttrace.tracer.hub_cache import model_folder
+from drafttrace.tracer.part_names import EMBED, stored_name
 
 Wiring = tuple[tuple[int | None, ...], tuple[str, ...]]
 """The boundary of every slot of a dump, and how each is known."""
@@ -197,9 +198,15 @@ def _target_weights(folder: Path, notes: list[str]) -> Checkpoint | None:
         notes.append("The target folder has no weights: embedding and head were not compared.")
         return None
     try:
-        return open_checkpoint(folder)
+        found = open_checkpoint(folder)
     except UnreadableFile as error:
         raise UnreadableFile(f"The target's weights: {error}") from error
+    if stored_name(found, EMBED) is None:
+        notes.append(
+            f"The target's weights ({len(found)} tensors) have no embedding by any known name: embedding and head were not "
+            "compared."
+        )
+    return found
 
 
 def _row(reading: Convention) -> ReadingRow:

@@ -36,6 +36,19 @@ def _tensor(shape: list[int], begin: int, end: int, dtype: str = "F32") -> dict[
         ({"a": _tensor([-2], 0, 8)}, b"\0" * 8, "impossible"),
         ({"a": _tensor([2], 8, 0)}, b"\0" * 8, "impossible"),
         ({"a": _tensor([2], 0, 8, "Q7")}, b"\0" * 8, "number format"),
+        (
+            {"a": {"dtype": ["F32"], "shape": [2], "data_offsets": [0, 8]}},
+            b"\0" * 8,
+            "number format",
+        ),  # was a traceback
+        ({"a": {"dtype": {}, "shape": [2], "data_offsets": [0, 8]}}, b"\0" * 8, "number format"),
+        ({"a": {"dtype": None, "shape": [2], "data_offsets": [0, 8]}}, b"\0" * 8, "number format"),
+        ({"a": {"dtype": "F32", "shape": "22", "data_offsets": [0, 16]}}, b"\0" * 16, "impossible"),
+        ({"a": {"dtype": "F32", "shape": {"2": 1}, "data_offsets": [0, 8]}}, b"\0" * 8, "impossible"),
+        ({"a": {"dtype": "F32", "shape": [[2]], "data_offsets": [0, 8]}}, b"\0" * 8, "impossible"),
+        ({"a": {"dtype": "F32", "shape": 2, "data_offsets": [0, 8]}}, b"\0" * 8, "without dtype"),
+        ({"a": {"dtype": "F32", "shape": [2], "data_offsets": {"b": 0, "e": 8}}}, b"\0" * 8, "impossible"),
+        ({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, True]}}, b"\0" * 8, "impossible"),
         ({"a": [1, 2]}, b"", "without dtype"),
         ([1], b"", "no JSON object"),
         (b"{nonsense", b"", "no JSON"),
@@ -59,6 +72,14 @@ def test_a_huge_header_is_refused_before_it_is_read(tmp_path: Path, claimed: int
         file.truncate(200_000_000)  # sparse: the length itself would be plausible
     with pytest.raises(UnreadableFile, match="limit"):
         checkpoint.read_header(path)
+
+
+def test_a_pointer_of_git_lfs_is_called_one(tmp_path: Path) -> None:
+    """It was said to claim a header of 2,336,927,755,350,992,246 bytes."""
+    text = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 1234\n"
+    (tmp_path / "model.safetensors").write_text(text)
+    with pytest.raises(UnreadableFile, match="git lfs pull"):
+        checkpoint.open_checkpoint(tmp_path)
 
 
 def test_short_files_and_missing_folders(tmp_path: Path) -> None:

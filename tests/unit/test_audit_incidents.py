@@ -1010,6 +1010,15 @@ def test_a_target_without_weights_is_audited(tmp_path: Path) -> None:
     assert result.exit_code == 0 and any("no weights" in line for line in result.notes)
 
 
+def test_target_weights_without_an_embedding_are_said_to_be_uncompared(tmp_path: Path) -> None:
+    """A checkpoint of no tensors, or of other names, passed for one that agrees."""
+    target = write_target(tmp_path / "target", weights=False)
+    save_file({}, target / "model.safetensors")
+    draft = write_draft(tmp_path / "draft", specforge(CANONICAL))
+    result = check(target, draft, sglang_version="0.5.23")
+    assert any("(0 tensors) have no embedding" in line for line in result.notes)
+
+
 def test_two_hundred_shards_take_less_than_two_seconds(tmp_path: Path) -> None:
     target = write_target(tmp_path / "target", DEEPSEEK_TARGET, weights=False)
     weight_map: dict[str, str] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -35,6 +36,8 @@ from drafttrace.tracer.trace.sums import stored_sums
 from drafttrace.tracer.trace.wiring import Wiring, read_wiring
 
 __all__ = ["RankHashes", "is_trace", "read_ranks", "read_rows", "read_tokens", "read_trace"]
+
+_MOST_PACKED = 1000  # bytes that one byte of deflate can stand for
 
 Masks = Mapping[str, npt.NDArray[np.bool_]]
 
@@ -80,7 +83,7 @@ def capture_of(trace: TraceFile) -> Capture:
     tokens, token_notes = _tokens(trace, target_rows)
     probes = _probes(trace)
     complete = bool(_attribute(trace, schema.ATTR_COMPLETE, False))
-    prompt = int(_scalar(trace, schema.PROMPT_LENGTH, -1))
+    prompt = _scalar(trace, schema.PROMPT_LENGTH, -1)
     return Capture(
         path=os.fspath(trace.path),
         format=f"{schema.FORMAT}/{schema.FORMAT_VERSION}",
@@ -175,15 +178,32 @@ def layout_of(trace: TraceFile) -> TraceLayout:
         ) from error
 
 
-def _text(trace: TraceFile, name: str) -> str:
+def _whole(trace: TraceFile, name: str) -> Any:
+    """All of a small dataset. Raises UnreadableFile, before memory is taken, for one that claims more than was written:
+    HDF5 would fill it up with zeros."""
     dataset = trace.dataset(name)
     with trace.reading(f"/{name}"):
-        return texts.get_text(dataset[()])
+        claimed = math.prod(dataset.shape) * dataset.id.get_type().get_size()
+        packed = dataset.id.get_create_plist().get_nfilters() > 0
+        if claimed > int(dataset.id.get_storage_size()) * (_MOST_PACKED if packed else 1):
+            raise UnreadableFile(
+                f"{trace.path} is damaged: /{name} claims {claimed:,} bytes and {dataset.id.get_storage_size():,} were "
+                "written; record the request again"
+            )
+        return dataset[()]
 
 
-def _scalar(trace: TraceFile, name: str, default: int) -> Any:
+def _text(trace: TraceFile, name: str) -> str:
+    return texts.get_text(_whole(trace, name))
+
+
+def _scalar(trace: TraceFile, name: str, default: int) -> int:
     with trace.reading(f"/{name}"):
-        return trace.file[name][()] if name in trace.file else default
+        if name not in trace.file:
+            return default
+    value = _whole(trace, name)
+    with trace.reading(f"/{name}"):
+        return int(value)
 
 
 def _attribute(trace: TraceFile, name: str, default: Any) -> Any:
@@ -200,7 +220,7 @@ def table_of(trace: TraceFile, name: str, record: np.dtype[np.void]) -> Records:
             raise UnreadableFile(f"{trace.path} is damaged: /{name} is no table of rows; record the request again")
         rows: Records = dataset[:]
     side, _, leaf = name.rpartition("/")
-    if leaf == schema.ROWS and (sums := stored_sums(trace, side)) is not None:
+    if leaf == schema.ROWS and (sums := stored_sums(trace, side, len(rows))) is not None:
         sums.check(schema.ROWS, 0, rows)
     return schema.adopt(rows, record)
 
@@ -214,7 +234,7 @@ def bit_names(trace: TraceFile, name: str) -> list[str]:
 
 def _part(trace: TraceFile, side: str, specs: tuple[TensorSpec, ...], rows: Records) -> _Part:
     bits = bit_names(trace, f"{side}/rows")
-    sums = stored_sums(trace, side)
+    sums = stored_sums(trace, side, len(rows))
     tensors: dict[str, Rows] = {}
     ids: dict[str, Ints] = {}
     present: dict[str, npt.NDArray[np.bool_]] = {}
@@ -281,9 +301,9 @@ def _about(trace: TraceFile) -> tuple[dict[str, Any], list[str]]:
 
 
 def _tokens(trace: TraceFile, rows: Records) -> tuple[Ints, list[str]]:
-    dataset = trace.dataset(schema.TOKENS)
+    stored = _whole(trace, schema.TOKENS)
     with trace.reading(f"/{schema.TOKENS}"):
-        known: Ints = dataset[:].astype(np.int64)
+        known: Ints = np.asarray(stored).astype(np.int64).reshape(-1)
     if bool(_attribute(trace, schema.ATTR_COMPLETE, False)):
         return known, []
     tokens = recover_tokens(rows, known)
@@ -296,7 +316,8 @@ def _probes(trace: TraceFile) -> tuple[Probe, ...]:
     with trace.reading(f"/{schema.PROBES}"):
         if schema.PROBES not in trace.file:
             return ()
-        rows = trace.file[schema.PROBES][:]
+    rows = _whole(trace, schema.PROBES)
+    with trace.reading(f"/{schema.PROBES}"):
         return tuple(
             Probe(texts.get_text(row["name"]), *(int(row[field]) for field in schema.PROBE_FIELDS)) for row in rows
         )

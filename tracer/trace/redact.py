@@ -37,7 +37,7 @@ from drafttrace.tracer.trace.h5create import (
 )
 from drafttrace.tracer.trace.h5open import TraceFile, settled
 from drafttrace.tracer.trace.layout import TensorSpec, TraceLayout
-from drafttrace.tracer.trace.sums import Sums, make_sums, row_sums, stored_sums
+from drafttrace.tracer.trace.sums import Sums, append_sums, make_sums, row_sums, stored_sums
 
 _ROUNDS = 8
 _HALF = 16  # bits of one half of an id
@@ -218,8 +218,8 @@ def _copy_side(
         replaced = _copy_tensor(trace, file, f"{side}/{spec.name}", spec, len(rows), names)
         if replaced is not None:
             sums[spec.name] = row_sums(replaced)
-    if stored_sums(trace, side) is not None:
-        append_table(make_sums(group, list(sums)), np.stack(list(sums.values()), 1))
+    if stored_sums(trace, side, len(rows)) is not None:
+        append_sums(make_sums(group, list(sums)), 0, np.stack(list(sums.values()), 1))
     table = make_table(group, "rows", rows.dtype)
     texts.set_attribute(table, schema.ATTR_PRESENT, json.dumps(there))
     append_table(table, rows)
@@ -227,7 +227,7 @@ def _copy_side(
 
 def _copied_sums(trace: TraceFile, side: str, columns: list[str], rows: int) -> dict[str, Sums]:
     """The sums of what is copied as it is: what was damaged before stays known as such. Zero where there are none."""
-    stored = stored_sums(trace, side)
+    stored = stored_sums(trace, side, rows)
     found = {name: None if stored is None else stored.of(name, 0, rows) for name in columns}
     return {name: np.zeros(rows, np.uint64) if sums is None else sums for name, sums in found.items()}
 

@@ -95,40 +95,28 @@ def convert(
     Raises DrafttraceError naming what the layout cannot hold, OutputExists where ``out`` is taken.
     """
     layout = _layout(to, lose, mask)
-    asked = request or Request()
-    if target is not None:
-        from drafttrace.tracer.target_weights import read_shape
-
-        shape = read_shape(target)
-        asked = asked.told(shape.hidden_size, shape.layers)
+    asked = _of_target(request or Request(), target)
     how = _Asked(layout, asked, frozenset(lose), target, mask == "ones")
     refuse_in_place(split_spec(spec)[0], out)
     refuse_device(out)
     if layout.folder:
         refuse_no_folder(out, f"the layout {to} is a folder ({layout.holds})")
     several = _several(spec, format, sample, mapping, asked)
-    if several is None:
-        capture = open_capture(spec, format=format, sample=sample, mapping=mapping, request=asked)
-        source = how.cut(capture)
-        return Converted(_write_one(source, layout, out, force), tuple(left_out_of(source, to)))
-    first = several.refs[0].number
-    count = len(several.refs)
-    refuse_no_folder(
-        out,
-        f"the {count} samples of '{several.path}' become a folder ({layout.holds}), where one alone would be named as "
-        f"'{several.path}#{first}'",
-    )
-    read = asked if mapping is None else dataclasses.replace(asked, fields=mapping)
-    run = Run(
-        collection=several,
-        layout=layout,
-        out=out,
-        cut=lambda number: how.cut(read_sample(several, number, None, read)),
-        facts=_facts(several, how, read, format),
-        lose_numbers="sample-numbers" in lose,
-        force=force,
-    )
-    return Converted((out,), tuple(convert_all(run, progress)), count)
+    if several is not None:
+        read = asked if mapping is None else dataclasses.replace(asked, fields=mapping)
+        return _write_all(several, how, read, _facts(several, how, read, format), out, force, progress)
+    capture = open_capture(spec, format=format, sample=sample, mapping=mapping, request=asked)
+    source = how.cut(capture)
+    return Converted(_write_one(source, layout, out, force), tuple(left_out_of(source, to)))
+
+
+def _of_target(asked: Request, target: Path | None) -> Request:
+    if target is None:
+        return asked
+    from drafttrace.tracer.target_weights import read_shape
+
+    shape = read_shape(target)
+    return asked.told(shape.hidden_size, shape.layers)
 
 
 def _layout(to: str, lose: Sequence[str], mask: str | None) -> OutLayout:
@@ -175,6 +163,33 @@ def _facts(collection: Collection, how: _Asked, read: Request, format: str | Non
         "said": repr(read),
         "version": __version__,
     }
+
+
+def _write_all(
+    several: Collection,
+    how: _Asked,
+    read: Request,
+    facts: dict[str, Any],
+    out: Path,
+    force: bool,
+    progress: Progress | None,
+) -> Converted:
+    first, count = several.refs[0].number, len(several.refs)
+    refuse_no_folder(
+        out,
+        f"the {count} samples of '{several.path}' become a folder ({how.layout.holds}), where one alone would be named as "
+        f"'{several.path}#{first}'",
+    )
+    run = Run(
+        collection=several,
+        layout=how.layout,
+        out=out,
+        cut=lambda number: how.cut(read_sample(several, number, None, read)),
+        facts=facts,
+        lose_numbers="sample-numbers" in how.lose,
+        force=force,
+    )
+    return Converted((out,), tuple(convert_all(run, progress)), count)
 
 
 def _write_one(source: Sample, layout: OutLayout, out: Path, force: bool) -> tuple[Path, ...]:

@@ -62,14 +62,27 @@ class FrameRows:
     padding: dict[str, torch.Tensor] = field(default_factory=dict)
     copied: list[Any] = field(default_factory=list)
     direct: bool = False
+    held: int = 0
 
     @property
     def nbytes(self) -> int:
-        padding = sum(row.numel() * row.element_size() for row in self.padding.values())
-        return sum(part.nbytes for part in self.parts.values()) + int(padding) + 64 * self.rows
+        """Bytes of the rows that are kept (``held``: of the taps), and of what stands beside them."""
+        return self.held + 64 * self.rows
+
+    def keep(self, name: str, part: Part) -> None:
+        """One more tap."""
+        self.parts[name] = part
+        self.held += part.nbytes
+
+    def keep_padding(self, name: str, row: torch.Tensor) -> None:
+        """The padding row of a tap."""
+        self.padding[name] = row
+        self.held += int(row.numel() * row.element_size())
 
     def to_host(self) -> None:
         """Start the copies to the host; ``copied`` are the events after which they are done."""
+        if not self.position.is_cuda and not any(part.tensor.is_cuda for part in self.parts.values()):
+            return
         import torch
 
         names = list(self.parts)
@@ -139,9 +152,9 @@ class Frame:
                 )
             rows = tensor[span.start : stop]
             if span.session.admits(name, span.rows, rows.numel() * rows.element_size()):
-                span.rows.parts[name] = Part(_own(rows, span.rows), source=source)
+                span.rows.keep(name, Part(_own(rows, span.rows), source=source))
                 if padding is not None:
-                    span.rows.padding[name] = padding
+                    span.rows.keep_padding(name, padding)
 
     def _padding_row(self, name: str, tensor: torch.Tensor, source: int) -> torch.Tensor | None:
         """A copy of the first padding row ``[1, width]``; None where the batch has none, or the seam cut it off."""
@@ -155,7 +168,7 @@ class Frame:
     def take_part(self, span: Span, name: str, tensor: torch.Tensor, offset: int | None) -> None:
         """Keep ``tensor`` (already this request's own copy) as rows of a tap."""
         if span.session.wants(name) and name not in span.rows.parts:
-            span.rows.parts[name] = Part(tensor, offset)
+            span.rows.keep(name, Part(tensor, offset))
 
 
 @dataclass

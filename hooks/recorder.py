@@ -51,6 +51,19 @@ def graph_is_captured() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
+class _Aside:
+    """Work for the writer thread that belongs to no trace."""
+
+    def __init__(self, work: Callable[[], None], told: Callable[[str, BaseException], None]) -> None:
+        self._work, self._told = work, told
+
+    def run(self) -> None:
+        self._work()
+
+    def fail(self, error: BaseException) -> None:
+        self._told("the writer thread", error)
+
+
 class Recorder:
     """Sessions and frames of one process. ``active`` is the one thing that taps look at when nothing is traced.
 
@@ -77,6 +90,11 @@ class Recorder:
         self._batches: dict[str, Batch] = {}
         self._seen: dict[str, Any] = {}
         self._lock = threading.Lock()
+
+    @property
+    def sweeping(self) -> bool:
+        """Whether the running batch holds rows of a layer sweep."""
+        return any(batch.session.sweeps for batch in self._batches.values())
 
     def slots(self) -> int:
         """Slots that the target hands over."""
@@ -283,6 +301,11 @@ class Recorder:
     def _waits(self, trace_id: str) -> bool:
         asked = self.store.request_of(trace_id) is not None
         return asked and not self.store.state_path(trace_id).exists()
+
+    def aside(self, work: Callable[[], None]) -> None:
+        """Have the writer thread do ``work`` when it comes to it; here and now where there is none."""
+        if not self.thread.put(_Aside(work, self.fail), 0):
+            work()
 
     def stop(self) -> None:
         """The process ends in good order: end every trace and wait for the writer."""

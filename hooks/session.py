@@ -15,7 +15,7 @@ from drafttrace.hooks.plan import ModelFacts, expected_taps, hashed_names, layou
 from drafttrace.hooks.ranks import RankLog, collect
 from drafttrace.hooks.sink import TraceFile, WriterThread
 from drafttrace.hooks.store import Store, identity, write_json
-from drafttrace.tracer.capture import Probe
+from drafttrace.tracer.capture import Phase, Probe
 from drafttrace.tracer.trace.writer import TraceWriter
 
 _RANKS_WAIT = 5.0  # seconds that the first rank waits for the others at the end of a request
@@ -67,6 +67,7 @@ class Session:
         self._boundaries = [spec.name for spec in self.layout.target if spec.is_boundary]
         self._sweep_left = options.sweep_rows
         self._probes = {name: [0, 0, 0, 0] for name in sorted(self._names)}
+        self._expected: dict[tuple[str, Phase, bool], tuple[str, ...]] = {}
         self._file: TraceFile | None = None
         self._budget = settings.max_trace_bytes
         self._last_state = 0.0
@@ -87,6 +88,11 @@ class Session:
         )
         return False
 
+    @property
+    def sweeps(self) -> bool:
+        """Whether target rows to come still belong to a layer sweep."""
+        return bool(self._boundaries) and self._sweep_left != 0
+
     def plan_sweep(self, rows: FrameRows) -> None:
         """Give the next target rows their share of the sweep's row budget."""
         if rows.side != "target" or not self._boundaries:
@@ -106,7 +112,11 @@ class Session:
 
     def count_frame(self, rows: FrameRows) -> None:
         """Book which taps should have fired in these rows and which did."""
-        expected = expected_taps(self.layout, rows.side, rows.group.phase, graph=rows.graph)
+        kind = (rows.side, rows.group.phase, rows.graph)
+        expected = self._expected.get(kind)
+        if expected is None:
+            expected = expected_taps(self.layout, rows.side, rows.group.phase, graph=rows.graph)
+            self._expected[kind] = expected
         if rows.sweep and not rows.graph:
             expected += tuple(self._boundaries)
         elif rows.sweep:

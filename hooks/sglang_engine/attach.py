@@ -60,11 +60,11 @@ def fc_widths(fc: nn.Module) -> tuple[int, int]:
     return int(module.input_size), int(module.output_size)
 
 
-Attach = Callable[[], RemovableHandle | None]
+Attach = Callable[[], RemovableHandle]
 
 
 class Taps:
-    """The taps of one model: planned once, attached while graphs are captured and while a request is traced.
+    """The taps of one model: planned once, attached while graphs are captured and while there is a traced request.
 
     A module that has hooks costs microseconds more at every call, traced or not: an idle recorder has none attached.
     """
@@ -73,19 +73,24 @@ class Taps:
         self._recorder = recorder
         self.side = side
         self._plan: list[Attach] = []
+        self._sweep_plan: list[Attach] = []
         self._handles: list[RemovableHandle] = []
+        self._sweep_handles: list[RemovableHandle] = []
         self.names: list[str] = []
 
-    def attach(self) -> None:
-        """Put all hooks on. Does nothing where they are on."""
+    def attach(self, sweep: bool = True) -> None:
+        """Put the hooks on, those of the layer sweep only for a sweep. What is on stays on."""
         if not self._handles:
-            self._handles = [handle for attach in self._plan if (handle := attach()) is not None]
+            self._handles = [attach() for attach in self._plan]
+        if not sweep:
+            _remove(self._sweep_handles)
+        elif not self._sweep_handles:
+            self._sweep_handles = [attach() for attach in self._sweep_plan]
 
     def detach(self) -> None:
         """Take all hooks off."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        _remove(self._handles)
+        _remove(self._sweep_handles)
 
     def plan(self, attach: Attach) -> None:
         """One more hook."""
@@ -119,7 +124,9 @@ class Taps:
         found = list(getattr(backbone, "layers", ()))
         for k in range(min(layers, len(found)) + 1):
             guard = partial(self.guarded, f"boundary/{k}")
-            self.plan(partial(watch_boundary, backbone, found, k, layers, self._sweep, guard))
+            attach = boundary_hook(backbone, found, k, layers, self._sweep, guard)
+            if attach is not None:
+                self._sweep_plan.append(attach)
             self.names.append(f"boundary/{k}")
 
     def _embedding(self, name: str, backbone: nn.Module) -> None:
@@ -170,14 +177,28 @@ class Taps:
 
 
 def watch_boundary(
+    backbone: nn.Module, layers: list[nn.Module], k: int, n: int, sink: Callable[[int, torch.Tensor], None]
+) -> RemovableHandle | None:
+    """Hand B(k) to ``sink`` from now on; None where there is no place to attach to."""
+    attach = boundary_hook(backbone, layers, k, n, sink)
+    return None if attach is None else attach()
+
+
+def _remove(handles: list[RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()
+    handles.clear()
+
+
+def boundary_hook(
     backbone: nn.Module,
     layers: list[nn.Module],
     k: int,
     n: int,
     sink: Callable[[int, torch.Tensor], None],
     guard: Callable[[Callable[..., None]], Callable[..., None]] = lambda read: read,
-) -> RemovableHandle | None:
-    """Hand B(k) to ``sink`` whenever it passes; None where there is no place to attach to (a stage without layer k).
+) -> Attach | None:
+    """Puts on a hook that hands B(k) to ``sink``; None where there is no place for it (a stage without layer k).
 
     Newer SGLang keeps the residual stream beside the layers; it is read after the attention's entry, where it is B(k)
     and no rank has to add or reduce anything. Older SGLang passes hidden states and residual from layer to layer.
@@ -187,15 +208,16 @@ def watch_boundary(
         norm = getattr(backbone, "norm", None)
         if not isinstance(norm, nn.Module):
             return None
-        return norm.register_forward_hook(guard(_after_norm(k, sink)))
+        return partial(norm.register_forward_hook, guard(_after_norm(k, sink)))
     layer = layers[k]
     parameters = list(inspect.signature(layer.forward).parameters)
     if "residual" in parameters:
-        return layer.register_forward_pre_hook(guard(_between_layers(k, sink, parameters)), with_kwargs=True)
+        read = guard(_between_layers(k, sink, parameters))
+        return partial(layer.register_forward_pre_hook, read, with_kwargs=True)
     attention = next((getattr(layer, part) for part in ("self_attn", "attn") if hasattr(layer, part)), None)
     if not isinstance(attention, nn.Module):
         return None
-    return attention.register_forward_pre_hook(guard(_in_stream(k, sink)), with_kwargs=True)
+    return partial(attention.register_forward_pre_hook, guard(_in_stream(k, sink)), with_kwargs=True)
 
 
 def _between_layers(

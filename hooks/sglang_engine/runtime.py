@@ -49,6 +49,8 @@ class SchedulerHooks:
         self.failed: dict[str, str] = {}
         self._known: ModelFacts | None = None
         self._step = 0
+        self._attached = False
+        self._report: list[dict[str, Any]] | None = None
         self._passes = graphs.Passes(self.recorder)
 
     def hook(self, spec: HookSpec) -> Callable[..., Any]:
@@ -123,7 +125,7 @@ class SchedulerHooks:
         """Serving begins: say what this process is. It ends: end the traces."""
         self.fired["run_event_loop"] += 1
         self.recorder.starting = False
-        self._attach(False)
+        self._detach()
         self.publish()
         try:
             return original(*args, **kwargs)
@@ -143,12 +145,18 @@ class SchedulerHooks:
     def _status(self) -> dict[str, Any]:
         from drafttrace.hooks.sglang_engine.status import scheduler_status
 
-        return scheduler_status(self, hook_report(SCHEDULER_HOOKS, self.fired, f"scheduler {os.getpid()}"))
+        if self._report is None:  # serving begins: SGLang has applied its hooks, and applies no others later
+            self._report = hook_report(SCHEDULER_HOOKS, self.fired, f"scheduler {os.getpid()}")
+        return scheduler_status(self, [{**hook, "fired": int(self.fired[hook["name"]])} for hook in self._report])
 
     # One scheduler step
 
     def run_batch(self, original: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
-        """The one check that an idle recorder costs: does a request in the batch carry the prefix?"""
+        """The one check that an idle recorder costs: does a request in the batch carry the prefix?
+
+        Torch hooks go on with the first traced batch and off when no traced request is left: to put on those of every
+        layer takes as long as a small model's round.
+        """
         recorder = self.recorder
         try:
             batch = argument(args, kwargs, 1, "batch")
@@ -157,7 +165,10 @@ class SchedulerHooks:
                 self.fired["run_batch"] += 1
                 self._step = 0
                 recorder.open_batch(self._admit(traced), verifies=bool(batch.forward_mode.is_decode()))
-                self._attach(recorder.active)
+                if recorder.active:
+                    self._attach()
+            elif self._attached and not recorder.sessions:
+                self._detach()
         except Exception as error:
             recorder.fail("run_batch", error)
         if not recorder.active:
@@ -166,17 +177,19 @@ class SchedulerHooks:
             return original(*args, **kwargs)
         finally:
             try:
-                self._attach(False)
                 recorder.close_batch()
             except Exception as error:
                 recorder.fail("close_batch", error)
 
-    def _attach(self, on: bool) -> None:
+    def _attach(self) -> None:
+        self._attached = True
         for taps in self.taps.values():
-            if on:
-                taps.attach()
-            else:
-                taps.detach()
+            taps.attach(sweep=self.recorder.sweeping)
+
+    def _detach(self) -> None:
+        self._attached = False
+        for taps in self.taps.values():
+            taps.detach()
 
     def _admit(self, reqs: Sequence[Any]) -> dict[str, Sequence[int]]:
         admitted: dict[str, Sequence[int]] = {}
@@ -327,16 +340,18 @@ class SchedulerHooks:
         for i, req in enumerate(batch.reqs):
             if req.rid in self.recorder.sessions:
                 self._settle(batch, result, i, req)
+        if not self.recorder.sessions:
+            self._detach()
 
     def _settle(self, batch: Any, result: Any, i: int, req: Any) -> None:
         self.fired["process_batch_result"] += 1
-        output = list(req.output_ids_through_stop if hasattr(req, "output_ids_through_stop") else req.output_ids)
+        output = req.output_ids_through_stop if hasattr(req, "output_ids_through_stop") else req.output_ids
         total = len(req.origin_input_ids) + len(output)
         lens = getattr(result, "accept_lens", None)
         accepted = int(lens[i]) if lens is not None and batch.forward_mode.is_decode() else None
         self.recorder.settle(req.rid, total, accepted)
         if req.finished():
-            self._finish(req, output)
+            self._finish(req, list(output))
 
     def _finish(self, req: Any, output: list[int]) -> None:
         session = self.recorder.sessions[req.rid]
@@ -357,7 +372,7 @@ class SchedulerHooks:
             "stream": bool(getattr(req, "stream", False)),
         }
         self.recorder.end(req.rid, prompt + output, len(prompt), request)
-        self.publish()
+        self.recorder.aside(self.publish)
 
     def reset_for_retract(self, req: Any, *args: Any, **kwargs: Any) -> None:
         """The server takes a request back into the queue: its rows will be computed once more."""

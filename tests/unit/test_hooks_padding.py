@@ -254,6 +254,7 @@ def test_a_draft_that_was_handed_the_padding_row_is_named(capturing: None, tmp_p
         recorder.tap("draft", "hidden_in", packed)
         draft(shifted, packed)
         recorder.end_frame()
+        out = draft.model.fc(packed)
     recorder.close_batch()
     recorder.settle(RID, 5, None)
     found = diff(finished(recorder, [5, 6, 7, 8, 9]), None)
@@ -261,7 +262,9 @@ def test_a_draft_that_was_handed_the_padding_row_is_named(capturing: None, tmp_p
         f.summary for f in found.findings
     ]
     leak = next(one for one in found.findings if one.id == "padding-leak")
-    assert leak.slots == () and {"hidden_in", "fc_in", "fc_out"} <= set(leak.evidence)
+    # Some processors' kernels round the rows of one product differently: then fc_out is not the padding row's.
+    same = {"hidden_in", "fc_in"} | ({"fc_out"} if torch.equal(out[2], out[4]) else set())
+    assert leak.slots == () and same <= set(leak.evidence)
     assert "the draft's hidden_in" in leak.summary and "position 2" in leak.summary
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import collections
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,9 +15,11 @@ from graph_modules import SLOTS, VOCAB, H, Target, recorder_of, tapped
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from drafttrace.hooks import recorder as recorder_module
+from drafttrace.hooks.config import Settings
 from drafttrace.hooks.recorder import Entry, Recorder
 from drafttrace.hooks.sglang_engine import attach
 from drafttrace.hooks.static import StaticTaps
+from drafttrace.hooks.store import Store
 from drafttrace.tracer.capture import Phase
 
 
@@ -135,8 +140,89 @@ def test_an_idle_recorder_has_no_hook_on_any_module(tmp_path: Path) -> None:
     taps.attach()
     taps.attach()  # twice is once
     assert len(_hooked(target)) == 3  # embedding, norm, logits processor
+    taps.attach(sweep=False)
+    assert (
+        len(_hooked(target)) == 2
+    )  # a sweep that is over costs nothing more: no hook on the norm (and on the layers)
+    taps.attach(sweep=True)
+    assert len(_hooked(target)) == 3
     taps.detach()
     assert not _hooked(target)
+
+
+def test_hooks_go_on_with_a_traced_request_and_off_with_it(tmp_path: Path) -> None:
+    """To put them on and off at every step took as long as a small model's round."""
+    pytest.importorskip("sglang")
+    from drafttrace.hooks.sglang_engine.runtime import SchedulerHooks
+
+    store = Store(tmp_path)
+    store.create()
+    store.ask("one", {"boundary_rows": 2})
+    hooks = SchedulerHooks(Settings(tmp_path), store, "0.5.23")
+    hooks._known = recorder_of(tmp_path)._facts()
+    hooks.recorder.starting = False
+    target = Target()
+    taps = hooks.taps["target"] = attach.Taps(hooks.recorder, "target")
+    taps.target(target, 4)
+    request = SimpleNamespace(
+        rid="drafttrace-one",
+        origin_input_ids=[5, 6],
+        output_ids=[7],
+        finished_reason=None,
+        sampling_params=None,
+        finished=lambda: False,
+    )
+    batch = SimpleNamespace(reqs=[request], forward_mode=SimpleNamespace(is_decode=lambda: False))
+    seen: list[int] = []
+
+    def step(*args: Any) -> None:
+        hooks.recorder.begin_frame(
+            "target", Phase.PREFILL, [Entry(request.rid, 0, 2)], position=torch.arange(2), token_id=torch.arange(2)
+        )
+        hooks.recorder.end_frame()
+        seen.append(len(_hooked(target)))
+
+    for _ in range(2):
+        hooks.run_batch(step, (None, batch), {})
+        hooks.process_batch_result(None, None, batch, None)
+    assert seen == [3, 2] and len(_hooked(target)) == 2  # the second step is no part of the sweep any more
+    request.finished = lambda: True
+    hooks.process_batch_result(None, None, batch, None)
+    assert not hooks.recorder.sessions and not _hooked(target) and hooks.recorder.errors == 0
+    hooks.recorder.thread.close()
+
+
+def test_an_idle_recorder_does_next_to_nothing_in_a_round(tmp_path: Path) -> None:
+    """Every hook of one round of eight untraced requests: function calls are counted, since times are the machine's."""
+    pytest.importorskip("sglang")
+    from drafttrace.hooks.sglang_engine.runtime import SchedulerHooks
+    from drafttrace.hooks.sglang_engine.versions import SCHEDULER_HOOKS
+
+    hooks = SchedulerHooks(Settings(tmp_path), Store(tmp_path), "0.5.23")
+    hooks.recorder.starting = False
+    found = {spec.name: hooks.hook(spec) for spec in SCHEDULER_HOOKS}
+    batch = SimpleNamespace(reqs=[SimpleNamespace(rid=f"{number:032x}") for number in range(8)])
+    calls = collections.Counter[str]()
+
+    def engine(*args: Any) -> None:
+        pass
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        calls[event] += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        found["run_batch"](engine, None, batch)
+        for _ in range(4):  # two draft steps, the target, draft extend
+            found["forward"](engine, None, batch)
+        found["draft_forward"](engine, None, batch)
+        found["verify"](engine, None, batch)
+        found["process_batch_result"](None, None, batch, None)
+    finally:
+        sys.setprofile(None)
+    assert hooks.recorder.errors == 0 and not hooks.recorder.active
+    assert calls["call"] <= 28  # seven of them the engine's own, two for each hook
+    assert calls["c_call"] <= 14  # eight of them look at a request's id
 
 
 def _hooked(model: torch.nn.Module) -> list[str]:

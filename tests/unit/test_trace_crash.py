@@ -294,23 +294,28 @@ def test_a_slow_disk_stops_no_other_thread(tmp_path: Path, faulty_disk: Path) ->
     assert len(read_trace(tmp_path / "t.h5").table) == 1280
 
 
-@pytest.mark.parametrize("fault", ["killed", "full"])
+@pytest.mark.parametrize("fault", ["killed", "killed in small chunks", "full"])
 def test_a_fault_at_any_point_loses_nothing_flushed(tmp_path: Path, faulty_disk: Path, fault: str) -> None:
     """killed: the writer dies before the first, second, ... last call that changes the file.
 
     full: the disk has 0, 512 KiB, 1 MiB, 1 MiB + 8 KiB, ... bytes. HDF5 must never meet its end, because it crashes
     the process then; the writer says one sentence, and the trace can still be closed.
+
+    in small chunks: of eight rows, so that frames end, begin and cross them.
     """
     printed = run_with(faulty_disk, HERE / "trace_crash_loop.py", tmp_path, faulty_disk, fault)
     result = json.loads(printed)
     assert result["problems"] == []
-    assert result["turns"] > (60 if fault == "killed" else 15)  # the library really stood in the way
+    assert result["turns"] > (15 if fault == "full" else 60)  # the library really stood in the way
     # And the fault came in every stage. Room for the end is kept: a full disk is met before it.
-    assert result["stages"] == ([0, 1, 2, 3, 9] if fault == "killed" else [0, 1, 2, 9])
+    assert result["stages"] == ([0, 1, 2, 9] if fault == "full" else [0, 1, 2, 3, 9])
 
 
 def test_small_frames_do_not_rewrite_chunks(tmp_path: Path) -> None:
-    """A decode round of six rows costs about its own bytes; with a chunk cache it cost a chunk per tensor."""
+    """A decode round of six rows costs about its own bytes; with a chunk cache it cost a chunk per tensor.
+
+    And a chunk that is begun is not filled with zeros first: that wrote everything twice.
+    """
     layout = TraceLayout(target=tuple(TensorSpec(f"aux/{k}", 4096, DType.BF16) for k in range(3)))
     rows = schema.records(schema.TARGET_ROW, 6)
     values = bits((6, 4096), 0)
@@ -324,7 +329,7 @@ def test_small_frames_do_not_rewrite_chunks(tmp_path: Path) -> None:
             return written_bytes() - before
 
         round_trip()
-        assert round_trip() < 3.5 * 40 * 3 * values.nbytes
+        assert round_trip() < 1.1 * 40 * 3 * values.nbytes
 
 
 def written_bytes() -> int:

@@ -18,6 +18,7 @@ import numpy as np
 from trace_samples import PROMPT, TOKENS, WIDE, draft_frame, expected, open_writer, target_frame
 
 from drafttrace.tracer.errors import DrafttraceError
+from drafttrace.tracer.trace import layout, sides
 from drafttrace.tracer.trace.reader import read_trace
 
 KILLED = 77
@@ -123,4 +124,7 @@ def main(folder: Path, library: str, full: bool) -> None:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore", DeprecationWarning)  # fork in a process with threads of numpy
+    if "small chunks" in sys.argv[3]:
+        sides.TABLE_CHUNK = layout._CHUNK_ROWS = 8
+        layout._CHUNK_LEAST = 1
     main(Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "full")

@@ -118,8 +118,8 @@ def formats() -> Iterator[str]:
         "Most dumps do not name their layers. Say what you know with `--layer-ids` (in the numbering of the dump's own "
         "project) and `--hidden-size`. A file of no known layout is read with `--slots A,B,C --tokens NAME`, and "
         "`--last NAME`, `--last-norm pre|post`, `--mask NAME` and `--boundaries B2,B30,B58` where it has them; `name[i]` "
-        "picks entry i of a list or of the second axis. `inspect`, `diff` (of its REFERENCE), `convert`, `replay`, "
-        "`reference` (of its `--from`) and `check` (of its `--dump`) take the same options."
+        "picks entry i of a list or of the second axis. `inspect`, `diff` (of its REFERENCE, or of LEFT alone), `convert`, "
+        "`replay`, `reference` (of its `--from`) and `check` (of its `--dump`) take the same options."
     )
     yield ""
     yield "## Large files"
@@ -226,6 +226,8 @@ def trace_format() -> Iterator[str]:
         "/draft/...         hidden_in, fc_in, fc_out, embed_in, hidden_out, topk/draft_ids, topk/ids, topk/logits",
         "/probes            name, expected, fired, rows, dropped of every tap",
         "/padding           frame, tap, hash: the first padding row of every tap in a pass whose batch was padded",
+        "/target/sums       [rows, columns] what the bytes of every record and of every tensor's row add up to",
+        "/draft/sums        the same of the draft",
         "/ranks/{r}         row hashes of what ranks should hold alike",
         "/summary           the plot that viewers open",
     )
@@ -234,6 +236,12 @@ def trace_format() -> Iterator[str]:
     yield (
         "bf16 is a genuine 16-bit HDF5 float (sign 1, exponent 8, mantissa 7, bias 127): bit-exact, and every viewer "
         "shows numbers. The attribute `dtype` of a tensor names its format."
+    )
+    yield ""
+    yield (
+        "The sums find bytes that changed after they were written: a row's bytes as little-endian 64-bit words (the rest "
+        "as one short word), added modulo 2^64; the attribute `summed` names the columns. Traces of older writers have "
+        "none, and are read without the check."
     )
     yield ""
     yield "## Fields of a row"

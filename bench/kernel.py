@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -72,6 +73,7 @@ def kernel(
 
 def measure(runs: int) -> list[Figure]:
     """All figures of this group."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch's idle threads would spin while others are measured
     import torch
 
     if not native.available():
@@ -117,7 +119,11 @@ def measure(runs: int) -> list[Figure]:
 
 
 def _threads(runs: int, left: npt.NDArray[np.generic], right: npt.NDArray[np.generic], size: int) -> list[Figure]:
-    """Two threads against one, for the plain measures (memory) and for everything (arithmetic)."""
+    """Two threads against one, beside what torch.sum gains.
+
+    Everything that a comparison asks for is arithmetic, and is held to the target. The plain measures alone wait for the
+    memory, which one core nearly fills: nothing gains there what torch.sum does not, and they are only shown.
+    """
     import torch
 
     figures = []
@@ -129,16 +135,18 @@ def _threads(runs: int, left: npt.NDArray[np.generic], right: npt.NDArray[np.gen
 
     rates = paired(runs, lambda: summed(1), lambda: summed(2))
     torch.set_num_threads(blocks.threads())
-    figures.append(Figure("kernel", "torch.sum, 2 threads / 1", median_ratio(rates[1], rates[0]), None, True, "x",
+    machine = median_ratio(rates[1], rates[0])
+    figures.append(Figure("kernel", "torch.sum, 2 threads / 1", machine, None, True, "x",
                           f"{statistics.median(rates[0]):.1f} GB/s with one"))  # fmt: skip
-    for name, more in (("plain measures", False), ("everything", True)):
+    for name, more, target in (("plain measures", False, None), ("everything", True, 1.7)):
         one, two = (
             kernel(left, right, DType.BF16, MASSIVE if more else NOTHING, ulp=more, hashes=more, workers=n)
             for n in (1, 2)
         )
         times = paired(runs, lambda work=one: speed(size, work), lambda work=two: speed(size, work))  # type: ignore[misc]
-        figures.append(Figure("kernel", f"bf16, {name}, 2 threads / 1", median_ratio(times[1], times[0]), 1.7, True,
-                              "x", spread(times[0], "{:.1f}")))  # fmt: skip
+        detail = f"torch.sum {machine:.2f} x; one thread {spread(times[0], '{:.1f}')} GB/s"
+        figures.append(Figure("kernel", f"bf16, {name}, 2 threads / 1", median_ratio(times[1], times[0]), target, True,
+                              "x", detail))  # fmt: skip
     return figures
 
 
@@ -158,14 +166,19 @@ def _naive(
 
 
 def products(runs: int) -> list[Figure]:
-    """Slot x boundary over a layer sweep of 62 boundaries, per sampled row, against a large matrix product."""
+    """Slot x boundary over a layer sweep of 62 boundaries, per sampled row, against a large matrix product.
+
+    Many calls are timed as one: a call takes some milliseconds, and torch's idle threads keep a core busy about as long
+    after a product of their own.
+    """
     import torch
 
     torch.set_num_threads(blocks.threads())
     rng = np.random.default_rng(0)
     streams, boundaries, rows = 8, 62, 36
     xs, ys = (list(rng.standard_normal((n, rows, WIDTH), np.float32)) for n in (streams, boundaries))
-    work = 2 * streams * boundaries * rows * WIDTH
+    calls = 16
+    work = 2 * streams * boundaries * rows * WIDTH * calls
     a, b = torch.randn(2048, 2048), torch.randn(2048, 2048)
 
     def rate(count: float, what: Callable[[], object]) -> float:
@@ -173,7 +186,11 @@ def products(runs: int) -> list[Figure]:
         what()
         return count / (time.perf_counter() - began) / 1e9
 
-    times = paired(runs, lambda: rate(2 * 2048**3, lambda: a @ b), lambda: rate(work, lambda: cross_dots(xs, ys)))
+    def ours() -> None:
+        for _ in range(calls):
+            cross_dots(xs, ys)
+
+    times = paired(runs, lambda: rate(2 * 2048**3, lambda: a @ b), lambda: rate(work, ours))
     detail = f"{statistics.median(times[1]):.0f} of {statistics.median(times[0]):.0f} GFLOP/s"
     return [
         Figure(

@@ -107,7 +107,7 @@ def library() -> ctypes.CDLL | None:
         try:
             found = ctypes.CDLL(str(path))
             found.drafttrace_job_size.restype = ctypes.c_int64
-            if found.drafttrace_job_size() == ctypes.sizeof(_Job):
+            if found.drafttrace_job_size() == ctypes.sizeof(_Job) and found.drafttrace_products:
                 return found
         except (OSError, AttributeError):
             continue
@@ -194,7 +194,8 @@ def cross(
 ) -> npt.NDArray[np.float64]:
     """Inner products ``[n, len(xs), len(ys)]`` of row r of every x with row r of every y, for the n rows of a slice.
 
-    xs, ys: contiguous float32 ``[m, H]``, at least one of each. Raises ValueError for other shapes, RuntimeError.
+    xs, ys: contiguous float32 ``[m, H]``, at least one of each. Raises ValueError for other shapes, RuntimeError,
+    MemoryError.
     """
     found = library()
     if found is None:
@@ -205,13 +206,13 @@ def cross(
             raise ValueError(f"contiguous float32 of {shape} expected, got {array.shape} of {array.dtype}")
     start, stop, _step = rows.indices(shape[0])
     count = max(0, stop - start)
-    out = np.zeros((count, -(-len(xs) // 4) * 4, -(-len(ys) // 4) * 4))
+    out = np.zeros((count, len(xs), len(ys)))
 
     def places(arrays: Sequence[Floats]) -> ctypes.Array[ctypes.c_void_p]:
         return (ctypes.c_void_p * len(arrays))(*(a.ctypes.data + start * a.strides[0] for a in arrays))
 
     _check(
-        found.drafttrace_cross(
+        found.drafttrace_products(
             places(xs),
             ctypes.c_int64(len(xs)),
             places(ys),
@@ -222,7 +223,7 @@ def cross(
             level() if use_level is None else use_level,
         )
     )
-    return out[:, : len(xs), : len(ys)]
+    return out
 
 
 def _indices(index: Ints, block: Block) -> Ints:

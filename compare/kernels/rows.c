@@ -180,15 +180,14 @@ EXPORT int drafttrace_hash(const Side *side, int64_t width, int64_t count, const
 }
 
 /* Inner products of every row of nx streams with the same row of ny streams, see cross() in rows_body.h. */
-EXPORT int drafttrace_cross(
+EXPORT int drafttrace_products(
     const float *const *xs, int64_t nx, const float *const *ys, int64_t ny, int64_t rows, int64_t width, double *out, int level) {
     if (nx < 1 || ny < 1 || rows < 0 || width < 1 || level > drafttrace_level()) return 2;
 #if defined(__x86_64__) && defined(__GNUC__)
-    if (level == 4) { cross_dots(xs, nx, ys, ny, rows, width, out); return 0; }
-    if (level == 3) { cross_vbmi(xs, nx, ys, ny, rows, width, out); return 0; }
-    if (level == 2) { cross_avx512(xs, nx, ys, ny, rows, width, out); return 0; }
-    if (level == 1) { cross_avx2(xs, nx, ys, ny, rows, width, out); return 0; }
+    if (level == 4) return cross_dots(xs, nx, ys, ny, rows, width, out);
+    if (level == 3) return cross_vbmi(xs, nx, ys, ny, rows, width, out);
+    if (level == 2) return cross_avx512(xs, nx, ys, ny, rows, width, out);
+    if (level == 1) return cross_avx2(xs, nx, ys, ny, rows, width, out);
 #endif
-    cross_plain(xs, nx, ys, ny, rows, width, out);
-    return 0;
+    return cross_plain(xs, nx, ys, ny, rows, width, out);
 }

@@ -114,3 +114,75 @@ TARGET static void FN(fp8_sums)(const FN(Table) *left, const FN(Table) *right, c
 }
 #endif
 #undef LARGER_SIZE
+
+/* cross() of rows_body.h. Up to eight x rows are laid side by side, 16 channels of each in turn: in their own places, which
+ * lie at the same offset in their pages, they and the y rows would drive each other out of the first cache. The y rows come
+ * from the memory and pass by a few at a time, each from end to end. */
+#define PRODUCTS 24 /* sums that stay in registers: 8 x rows by 3 y rows, or 4 by 6 */
+#define PACKED_AHEAD 256 /* channels that are asked for ahead */
+
+TARGET static void FN(pack)(const float *const *xs, int64_t nx, int64_t high, int64_t at, int64_t width, float *packed) {
+    for (int64_t i = 0; i < width; i += 16) {
+        __mmask16 there = (__mmask16)(width - i < 16 ? (1u << (width - i)) - 1 : 0xffff);
+        for (int64_t s = 0; s < high; s++, packed += 16)
+            _mm512_storeu_ps(packed, s < nx ? _mm512_maskz_loadu_ps(there, xs[s] + at + i) : _mm512_setzero_ps());
+    }
+}
+
+/* Inner products of `high` packed rows with `wide` rows over n channels. The first nx by ny of them are added to
+ * out[.][stride]. */
+INLINE TARGET void FN(tile)(const int high, const int wide, const float *x, const float *const *y, int64_t n, int64_t nx, int64_t ny, double *out, int64_t stride) {
+    __m512 sums[PRODUCTS], p[PRODUCTS / 4];
+    _Pragma("GCC unroll 24") for (int s = 0; s < PRODUCTS; s++) sums[s] = _mm512_setzero_ps();
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16, x += 16 * high) {
+        _Pragma("GCC unroll 6") for (int k = 0; k < wide; k++) {
+            p[k] = _mm512_loadu_ps(y[k] + i);
+            _mm_prefetch((const char *)(y[k] + i + PACKED_AHEAD), _MM_HINT_T0);
+        }
+        _Pragma("GCC unroll 8") for (int s = 0; s < high; s++) {
+            __m512 q = _mm512_loadu_ps(x + 16 * s);
+            _Pragma("GCC unroll 6") for (int k = 0; k < wide; k++) sums[s * wide + k] = _mm512_fmadd_ps(q, p[k], sums[s * wide + k]);
+        }
+    }
+    if (i < n) {
+        __mmask16 there = (__mmask16)((1u << (n - i)) - 1);
+        _Pragma("GCC unroll 6") for (int k = 0; k < wide; k++) p[k] = _mm512_maskz_loadu_ps(there, y[k] + i);
+        _Pragma("GCC unroll 8") for (int s = 0; s < high; s++)
+            _Pragma("GCC unroll 6") for (int k = 0; k < wide; k++)
+                sums[s * wide + k] = _mm512_fmadd_ps(_mm512_loadu_ps(x + 16 * s), p[k], sums[s * wide + k]);
+    }
+    _Pragma("GCC unroll 8") for (int s = 0; s < high; s++)
+        _Pragma("GCC unroll 6") for (int k = 0; k < wide; k++)
+            if (s < nx && k < ny) out[s * stride + k] += (double)_mm512_reduce_add_ps(sums[s * wide + k]);
+}
+
+TARGET static void FN(tile_8_3)(const float *x, const float *const *y, int64_t n, int64_t nx, int64_t ny, double *out, int64_t stride) {
+    FN(tile)(8, 3, x, y, n, nx, ny, out, stride);
+}
+
+TARGET static void FN(tile_4_6)(const float *x, const float *const *y, int64_t n, int64_t nx, int64_t ny, double *out, int64_t stride) {
+    FN(tile)(4, 6, x, y, n, nx, ny, out, stride);
+}
+
+TARGET static int FN(cross)(const float *const *xs, int64_t nx, const float *const *ys, int64_t ny, int64_t rows, int64_t width, double *out) {
+    float *packed = malloc((size_t)((width + 15) / 16 * 16 * 8) * sizeof *packed);
+    if (!packed) return 1;
+    for (int64_t r = 0; r < rows; r++, out += nx * ny)
+        for (int64_t s = 0, high; s < nx; s += high) {
+            high = nx - s > 4 ? 8 : 4;
+            FN(pack)(xs + s, nx - s, high, r * width, width, packed);
+            for (int64_t k = 0, wide = PRODUCTS / high; k < ny; k += wide)
+                for (int64_t first = 0; first < width; first += DIRECT) {
+                    int64_t n = width - first < DIRECT ? width - first : DIRECT;
+                    const float *y[PRODUCTS / 4], *x = packed + first * high;
+                    for (int64_t q = 0; q < wide; q++) y[q] = ys[k + q < ny ? k + q : ny - 1] + r * width + first;
+                    if (high == 8) FN(tile_8_3)(x, y, n, nx - s, ny - k, out + s * ny + k, ny);
+                    else FN(tile_4_6)(x, y, n, nx - s, ny - k, out + s * ny + k, ny);
+                }
+        }
+    free(packed);
+    return 0;
+}
+#undef PRODUCTS
+#undef PACKED_AHEAD

@@ -377,6 +377,24 @@ def test_inner_products_of_paired_rows(
 
 @needs_kernel
 @pytest.mark.parametrize("level", LEVELS)
+def test_inner_products_of_any_number_of_streams_and_channels(level: int) -> None:
+    """Registers hold 8 by 3 or 4 by 6 of them: less and more, and widths that no vector divides."""
+    rng = np.random.default_rng(4)
+    for nx, ny, width in [(n, m, 40) for n in range(1, 14) for m in (1, 2, 3, 5, 6, 7, 13)] + [
+        (3, 4, 1),
+        (8, 3, 15),
+        (5, 7, 4096),
+        (9, 5, 8211),
+    ]:
+        xs, ys = (list(rng.standard_normal((n, 3, width)).astype(np.float32)) for n in (nx, ny))
+        known = np.einsum("srh,krh->rsk", np.stack(xs).astype(np.float64), np.stack(ys).astype(np.float64))
+        found = native.cross(xs, ys, slice(0, 3), use_level=level)
+        assert found.shape == (3, nx, ny)
+        np.testing.assert_allclose(found, known, atol=5e-4)
+
+
+@needs_kernel
+@pytest.mark.parametrize("level", LEVELS)
 def test_a_part_of_the_rows_and_every_instruction_set(level: int) -> None:
     xs, ys = (list(np.random.default_rng(n).standard_normal((n, 7, 1030)).astype(np.float32)) for n in (5, 6))
     known = np.einsum("srh,krh->rsk", np.stack(xs).astype(np.float64), np.stack(ys).astype(np.float64))

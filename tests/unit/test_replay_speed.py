@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 LEAST = 20.0
-"""The issue's figure. 25 to 32 were measured on tiny-kimi, 24 with ten other processes on two cores."""
+"""The issue's figure. About 32 is measured on tiny-kimi, also with a load of 17 on two cores."""
 
 
 @pytest.mark.slow

@@ -69,6 +69,7 @@ def other_theta(config: Config) -> None:
 def windowed(config: Config) -> None:
     """A draft that says it was trained with a window; SGLang's class does not read that."""
     config["sliding_window"] = 16
+    config["layer_types"] = ["sliding_attention"] * config["num_hidden_layers"]
 
 
 def small_vocabulary(config: Config) -> None:
@@ -131,7 +132,8 @@ def few_words(tensors: Weights) -> None:
 
 def with_a_stray(tensors: Weights) -> None:
     """A tensor that no draft class knows, as a trainer's leftover."""
-    tensors["midlayer.gate.weight"] = torch.zeros(4, 4, dtype=tensors["fc.weight"].dtype)
+    stray = torch.randn(16, 16, generator=torch.Generator().manual_seed(4))
+    tensors["midlayer.gate.weight"] = stray.to(tensors["fc.weight"].dtype)
 
 
 def narrow_fc(tensors: Weights) -> None:

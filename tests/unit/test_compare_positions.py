@@ -73,3 +73,14 @@ def test_other_courses_are_no_window_and_no_rope(name: str) -> None:
         course[:40], prompt = 0, 40
     found = diff(served(WORLD, WIRING, prompt=prompt), off_by(WORLD, course))
     assert faults(found) and not {"window-mismatch", "rope-mismatch"} & set(faults(found)), faults(found)
+
+
+def test_what_looks_back_at_a_picture_is_no_window() -> None:
+    """Rows behind a picture that only one side saw are a little off, too: that was told as a window of 16 tokens."""
+    ids = WORLD.tokens.copy()
+    ids[16:24] = 900
+    world = replace(WORLD, tokens=ids)
+    course = np.where(np.arange(len(ids)) < 16, 0, 0.2)
+    course[16:24] = 1.5
+    found = diff(served(world, WIRING), off_by(world, course))
+    assert faults(found)[0] == "modality-span" and "window-mismatch" not in faults(found), faults(found)

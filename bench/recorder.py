@@ -1,9 +1,16 @@
 """What the recorder costs, as ratios measured in one run on one machine.
 
-    python bench/recorder.py [--runs 5] [--json FILE]
+    python bench/recorder.py [--pair tiny-llama] [--pair smol] [--blocks 10] [--starts 2] [--json FILE]
 
-Two real servers stand side by side, one without the plugin and one with it, and are asked in turn, so that whatever
-else the machine does hits both. Exit code 1 where a ratio is worse than its limit.
+Two real servers stand side by side, one without the plugin and one with it. They are asked in turn, one short crowd of
+eight requests after the other, so that whatever else the machine does hits all of them: a block is one crowd of each
+kind, and its order changes from block to block. Every ratio is the median over the blocks, once by the clock and once by
+the processor time of all processes of the server, which a busy machine disturbs less. Two servers that do the same can
+differ by a few percent for as long as they live; ``--starts`` starts them anew. Exit code 1 where a ratio is worse
+than its limit.
+
+``smol`` is SmolLM2-135M, whose rounds take as long as real ones (``python -m pairs.smol.fetch``; left out where it was
+not fetched). ``tiny-llama`` has rounds of a few milliseconds: nothing is harder for a recorder.
 """
 
 from __future__ import annotations
@@ -16,7 +23,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +43,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAIR = ROOT / "pairs/tiny-llama"
 CLIENTS, TOKENS = 8, 48
 MIB = 1 << 20
+NONE, IDLE, TRACED, HIDDEN = "no plugin", "nothing traced", "one of eight traced", "return_hidden_states"
 
 
 @dataclass(frozen=True)
@@ -51,11 +60,32 @@ class Figure:
     def good(self) -> bool:
         if self.limit is None:
             return True
-        return self.value >= self.limit if self.at_least else self.value <= self.limit
+        return bool(self.value >= self.limit if self.at_least else self.value <= self.limit)
 
 
-def crowd(server: CpuServer, round_: int, first: dict[str, Any] | None = None) -> float:
-    """Tokens per second of eight concurrent requests. ``first``: additions to the first one."""
+@dataclass(frozen=True)
+class Run:
+    """One crowd: seconds by the clock and of processor time for every token."""
+
+    clock: float
+    processor: float
+
+
+def processor_seconds(server: CpuServer) -> float:
+    """Processor time of all processes of the server so far, threads that ended included.
+
+    By the processes' own clocks, which count nanoseconds; what the system lists (psutil) counts hundredths.
+    """
+    root = psutil.Process(server.pid)
+    total = 0.0
+    for process in (root, *root.children(recursive=True)):
+        with suppress(OSError, psutil.NoSuchProcess):
+            total += time.clock_gettime((~process.pid << 3) | 2)  # what clock_getcpuclockid(3) makes of a process
+    return total
+
+
+def crowd(server: CpuServer, round_: int, first: Mapping[str, Any] | None = None) -> Run:
+    """Eight concurrent requests. ``first``: additions to the first one."""
     made: list[int] = []
 
     def send(client: int) -> None:
@@ -65,32 +95,23 @@ def crowd(server: CpuServer, round_: int, first: dict[str, Any] | None = None) -
         made.append(answer["meta_info"]["completion_tokens"])
 
     threads = [threading.Thread(target=send, args=(client,)) for client in range(CLIENTS)]
+    used = processor_seconds(server)
     began = time.perf_counter()
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    took = time.perf_counter() - began
     if len(made) != CLIENTS:
         raise SystemExit("a request failed; see the server's log")
-    return sum(made) / (time.perf_counter() - began)
+    time.sleep(0.1)  # what the writer does after the last token is a part of the cost
+    return Run(took / sum(made), (processor_seconds(server) - used) / sum(made))
 
 
 def traced(server: CpuServer) -> dict[str, Any]:
     """What makes a request a traced one."""
     asked = server.post("/drafttrace/traces", {"taps": {}})
     return {"rid": asked["rid"], "extra_key": asked["id"]}
-
-
-def paired(runs: int, left: Callable[[int], float], right: Callable[[int], float]) -> tuple[float, list[float]]:
-    """Median of right / left over ``runs`` pairs, the order changing from pair to pair."""
-    ratios = []
-    for run in range(runs):
-        if run % 2:
-            after, before = right(run), left(run)
-        else:
-            before, after = left(run), right(run)
-        ratios.append(after / before)
-    return statistics.median(ratios), ratios
 
 
 def scheduler_memory(server: CpuServer) -> int:
@@ -111,22 +132,22 @@ def write_speed(folder: Path, *, disk: bool, rows: int = 512, batches: int = 12)
     block = np.random.default_rng(0).integers(0, 1 << 16, (rows, width), np.uint16)
     records = schema.records(schema.TARGET_ROW, rows, position=np.arange(rows))
 
-    def raw() -> float:
+    def raw() -> tuple[float, float]:
         path = folder / "raw"
-        began = time.perf_counter()
+        began, used = time.perf_counter(), time.process_time()
         with open(path, "wb", buffering=0) as file:
             for _ in range(batches):
                 for _ in specs:
                     file.write(block.data)
             if disk:
                 os.fsync(file.fileno())
-        took = time.perf_counter() - began
+        took = time.perf_counter() - began, time.process_time() - used
         path.unlink()
         return took
 
-    def trace() -> float:
+    def trace() -> tuple[float, float]:
         path = folder / "trace.h5"
-        began = time.perf_counter()
+        began, used = time.perf_counter(), time.process_time()
         writer = TraceWriter(path, TraceLayout(specs), request_id="bench")
         for _ in range(batches):
             writer.append_target(records, {spec.name: block for spec in specs})
@@ -135,70 +156,157 @@ def write_speed(folder: Path, *, disk: bool, rows: int = 512, batches: int = 12)
         if disk:
             with open(path, "rb") as file:
                 os.fsync(file.fileno())
-        took = time.perf_counter() - began
+        took = time.perf_counter() - began, time.process_time() - used
         path.unlink()
         return took
 
-    raw()  # the first pages that a process touches cost extra
+    raw(), trace()  # the first pages that a process touches cost extra
     ratios = []
-    for run in range(5):
+    for run in range(9):
         first, second = (raw, trace) if run % 2 else (trace, raw)
         times = {first: first(), second: second()}
-        ratios.append(times[raw] / times[trace])
+        ratios.append([times[raw][which] / times[trace][which] for which in (0, 1)])
     total = batches * len(specs) * block.nbytes
-    return statistics.median(ratios), f"{total / MIB:.0f} MiB in {batches} batches, each flushed"
+    clock, processor = (statistics.median(column) for column in zip(*ratios, strict=True))
+    return (
+        clock,
+        f"{total / MIB:.0f} MiB in {batches} batches, each flushed; of processor time {processor:.2f}; "
+        + _all([ratio[0] for ratio in ratios]),
+    )
 
 
-def measure(runs: int, folder: Path) -> list[Figure]:
-    """All figures."""
+def writing(folder: Path) -> list[Figure]:
+    """The speed of the trace file."""
     figures = []
     for disk, name, limit in ((True, "to the disk", 0.8), (False, "to the page cache", None)):
         speed, detail = write_speed(folder, disk=disk)
         figures.append(Figure(f"trace writing / raw write, {name}", speed, limit, True, detail))
-    extra = ["--enable-return-hidden-states"]
-    args = cpu_args(PAIR / "target", PAIR / "draft", max_running_requests=CLIENTS, extra=extra)
-    (folder / "traces").mkdir()
-    on = {"DRAFTTRACE": "1", "DRAFTTRACE_DIR": str(folder / "traces")}
-    with (
-        CpuServer(args, folder / "without.log", start_timeout=900) as plain,
-        CpuServer(args, folder / "with.log", on, start_timeout=900) as plugin,
-    ):
-        for server in (plain, plugin):
-            crowd(server, 0)  # warm up
-        before = scheduler_memory(plain)
-        ratio, ratios = paired(runs, lambda run: crowd(plain, run), lambda run: crowd(plugin, run))
-        figures.append(Figure("plugin on, nothing traced / no plugin", ratio, 0.99, True, _all(ratios)))
-        ratio, ratios = paired(runs, lambda run: crowd(plugin, run), lambda run: crowd(plugin, run, traced(plugin)))
-        figures.append(Figure("one of eight traced / none traced", ratio, 0.95, True, _all(ratios)))
-        states = plugin.get("/drafttrace/traces")["traces"]
-        complete = sum(state["state"] == "complete" for state in states)
-        grown = (scheduler_memory(plugin) - scheduler_memory(plain)) / MIB
-        figures.append(
-            Figure("memory of the scheduler, MiB more", grown, 200.0, False, f"{complete}/{len(states)} complete")
-        )
-        figures.append(Figure("scheduler without the plugin, MiB", before / MIB, None, False, ""))
-        hidden = {"return_hidden_states": True}
-        ratio, ratios = paired(runs, lambda run: crowd(plain, run), lambda run: crowd(plain, run, hidden))
-        figures.append(
-            Figure("SGLang's return_hidden_states, one of eight / none", ratio, None, True, _all(ratios))
-        )
     return figures
+
+
+def serving(pair: str, models: tuple[Path, Path], blocks: int, starts: int) -> list[Figure]:
+    """What the plugin, a traced request and SGLang's own hidden states cost on one pair of models."""
+    found: list[dict[str, Run]] = []
+    memory, states = [], []
+    for start in range(starts):
+        with tempfile.TemporaryDirectory() as folder:
+            count = blocks // starts + (start < blocks % starts)
+            made = _one_start(Path(folder), models, count, swapped=bool(start % 2))
+        found += made.blocks
+        memory.append(made.memory)
+        states += made.states
+    complete = sum(state["state"] == "complete" for state in states)
+    detail = f"{complete}/{len(states)} traces complete" + "".join(
+        f"; {state['reason']}" for state in states if state["state"] != "complete"
+    )
+    grown = max(plugin - plain for plain, plugin in memory) / MIB
+    return [
+        *_ratio(f"{pair}: plugin on, nothing traced / no plugin", found, NONE, IDLE, 0.99),
+        *_ratio(f"{pair}: one of eight traced / none traced", found, IDLE, TRACED, 0.95),
+        *_ratio(f"{pair}: return_hidden_states, one of eight / none", found, NONE, HIDDEN, None),
+        _trace_cost(pair, found),
+        Figure(f"{pair}: memory of the scheduler, MiB more", grown, 200.0, False, detail),
+        Figure(f"{pair}: traces that are complete", complete / max(1, len(states)), 1.0, True, ""),
+    ]
+
+
+@dataclass(frozen=True)
+class Start:
+    """One start of both servers. blocks: the runs by kind. memory: bytes of both schedulers. states: of all traces."""
+
+    blocks: list[dict[str, Run]]
+    memory: tuple[int, int]
+    states: list[dict[str, Any]]
+
+
+def _one_start(folder: Path, models: tuple[Path, Path], blocks: int, *, swapped: bool) -> Start:
+    extra = ["--enable-return-hidden-states"]
+    args = cpu_args(*models, max_running_requests=CLIENTS, extra=extra)
+    (folder / "traces").mkdir()
+    same = {"PYTHONHASHSEED": "0"}  # one difference between the servers less
+    on = {"DRAFTTRACE": "1", "DRAFTTRACE_DIR": str(folder / "traces")}
+    plain = CpuServer(args, folder / "without.log", same, start_timeout=900)
+    plugin = CpuServer(args, folder / "with.log", same | on, start_timeout=900)
+    first, second = (plugin, plain) if swapped else (plain, plugin)
+    runs = {
+        NONE: lambda number: crowd(plain, number),
+        IDLE: lambda number: crowd(plugin, number),
+        TRACED: lambda number: crowd(plugin, number, traced(plugin)),
+        HIDDEN: lambda number: crowd(plain, number, {"return_hidden_states": True}),
+    }
+    kinds = list(runs)
+    with first, second:
+        for number in range(2):  # warm up
+            for kind in kinds:
+                runs[kind](number)
+        found = []
+        for block in range(blocks):
+            order = kinds[block % 4 :] + kinds[: block % 4]
+            found.append({kind: runs[kind](2 + block) for kind in order[:: -1 if block // 4 % 2 else 1]})
+        return Start(found, (scheduler_memory(plain), scheduler_memory(plugin)), _finished(plugin))
+
+
+def _finished(server: CpuServer) -> list[dict[str, Any]]:
+    """The states of all traces, once no trace is being written any more (or after ten seconds)."""
+    deadline = time.monotonic() + 10
+    while True:
+        states: list[dict[str, Any]] = server.get("/drafttrace/traces")["traces"]
+        if all(state["state"] in ("complete", "incomplete") for state in states) or time.monotonic() > deadline:
+            return states
+        time.sleep(0.1)
+
+
+def _ratio(name: str, blocks: list[dict[str, Run]], left: str, right: str, limit: float | None) -> list[Figure]:
+    """Speed of ``right`` as a share of that of ``left``: by the clock, and by processor time."""
+    figures = []
+    for what, field in (("the clock", "clock"), ("processor time", "processor")):
+        ratios = [getattr(block[left], field) / getattr(block[right], field) for block in blocks]
+        figures.append(Figure(f"{name}, by {what}", statistics.median(ratios), limit, True, _all(ratios)))
+    return figures
+
+
+def _trace_cost(pair: str, blocks: list[dict[str, Run]]) -> Figure:
+    """What one traced request takes of the processor, whatever the model does."""
+    tokens = CLIENTS * TOKENS
+    more = [1e3 * tokens * (block[TRACED].processor - block[IDLE].processor) for block in blocks]
+    whole = statistics.median(1e3 * tokens * block[IDLE].processor for block in blocks)
+    detail = f"a crowd takes {whole:.0f} ms without"
+    return Figure(f"{pair}: processor time of one trace, ms", statistics.median(more), None, False, detail)
 
 
 def _all(ratios: list[float]) -> str:
     return "runs " + " ".join(f"{ratio:.3f}" for ratio in sorted(ratios))
 
 
+def models_of(pair: str) -> tuple[Path, Path] | None:
+    """Target and draft of a pair; None where its target was not fetched."""
+    if pair == "smol":
+        sys.path.insert(0, str(ROOT))
+        from pairs.smol.fetch import FOLDER, cache_root
+
+        target = cache_root() / FOLDER
+        return (target, ROOT / "pairs/smol/draft") if target.is_dir() else None
+    return ROOT / "pairs" / pair / "target", ROOT / "pairs" / pair / "draft"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=7, help="pairs of runs per ratio")
+    parser.add_argument("--pair", action="append", choices=("tiny-llama", "tiny-kimi", "smol"))
+    parser.add_argument("--blocks", type=int, default=16, help="runs of every kind for each pair of models")
+    parser.add_argument("--starts", type=int, default=2, help="how often both servers are started for them")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        figures = measure(options.runs, Path(folder))
+        figures = writing(Path(folder))
+    for pair in options.pair or ("tiny-llama", "smol"):
+        models = models_of(pair)
+        if models is None:
+            print(f"{pair} is left out: `python -m pairs.smol.fetch` was not run")
+            continue
+        figures += serving(pair, models, options.blocks, options.starts)
     for figure in figures:
         limit = "" if figure.limit is None else f"({'>=' if figure.at_least else '<='} {figure.limit:g})"
-        print(f"{'ok ' if figure.good else 'BAD'} {figure.name:52} {figure.value:9.3f} {limit:10} {figure.detail}")
+        print(f"{'ok ' if figure.good else 'BAD'} {figure.name:72} {figure.value:9.3f} {limit:10} {figure.detail}")
     print("--debug-tensor-dump-output-folder: no number; in SGLang 0.5.23 it kills an EAGLE-3 server")
     print("    ('AuxHiddenStateList' object has no attribute 'cpu').")
     if options.json:

@@ -21,7 +21,7 @@ def is_boundary(name: str) -> bool:
     return name.startswith("boundary/")
 
 
-@dataclass
+@dataclass(slots=True)
 class Part:
     """One tap's rows of one request: ``tensor`` ``[m, width]`` stands at rows ``offset .. offset+m`` of the group.
 
@@ -34,7 +34,7 @@ class Part:
 
     @property
     def nbytes(self) -> int:
-        return int(self.tensor.numel() * self.tensor.element_size())
+        return int(self.tensor.nbytes)
 
 
 @dataclass
@@ -77,7 +77,7 @@ class FrameRows:
     def keep_padding(self, name: str, row: torch.Tensor) -> None:
         """The padding row of a tap."""
         self.padding[name] = row
-        self.held += int(row.numel() * row.element_size())
+        self.held += int(row.nbytes)
 
     def to_host(self) -> None:
         """Start the copies to the host; ``copied`` are the events after which they are done."""
@@ -136,29 +136,26 @@ class Frame:
         that a live row that holds the same can be told (a layer sweep's rows aside).
         """
         padding = self._padding_row(name, tensor, source)
+        seen = tensor.shape[0]
         for span in self.spans:
             if not span.session.wants(name) or name in span.rows.parts:
                 continue
             stop = span.stop
-            if is_boundary(
-                name
-            ):  # a layer sweep may cover only the first rows, of the trace or of a graph's buffer
-                stop = min(stop, span.start + span.rows.sweep, tensor.shape[0])
+            if is_boundary(name):  # a sweep may cover only the first rows, of the trace or of a graph's buffer
+                stop = min(stop, span.start + span.rows.sweep, seen)
             if stop <= span.start:
                 continue
-            if tensor.shape[0] < stop:
-                raise RuntimeError(
-                    f"the tap {name} saw {tensor.shape[0]} rows where the batch has {self.live_rows} or more"
-                )
+            if seen < stop:
+                raise RuntimeError(f"the tap {name} saw {seen} rows where the batch has {self.live_rows} or more")
             rows = tensor[span.start : stop]
-            if span.session.admits(name, span.rows, rows.numel() * rows.element_size()):
+            if span.session.admits(name, span.rows, rows.nbytes):
                 span.rows.keep(name, Part(_own(rows, span.rows), source=source))
                 if padding is not None:
                     span.rows.keep_padding(name, padding)
 
     def _padding_row(self, name: str, tensor: torch.Tensor, source: int) -> torch.Tensor | None:
         """A copy of the first padding row ``[1, width]``; None where the batch has none, or the seam cut it off."""
-        if is_boundary(name) or source == SOURCE_PYTHON_SEAM or tensor.shape[0] <= self.live_rows:
+        if tensor.shape[0] <= self.live_rows or is_boundary(name) or source == SOURCE_PYTHON_SEAM:
             return None
         self.padded_rows = max(self.padded_rows, int(tensor.shape[0]))
         if all(name in span.rows.parts or not span.session.wants(name) for span in self.spans):
@@ -210,10 +207,10 @@ def _own(rows: torch.Tensor, frame: FrameRows) -> torch.Tensor:
 
     A second copy of a long prefill's states could be what a full GPU has no room for.
     """
+    if not rows.is_cuda or rows.nbytes < _DIRECT_BYTES:
+        return rows.clone()
     import torch
 
-    if not rows.is_cuda or rows.numel() * rows.element_size() < _DIRECT_BYTES:
-        return rows.clone()
     host = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
     host.copy_(rows, non_blocking=True)  # on the stream that computes: queued before anything overwrites the rows
     frame.direct = True
@@ -255,8 +252,10 @@ def as_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     """A host tensor in the storage form of the trace: bf16 and fp8 as unsigned integers of their bits."""
     import torch
 
-    if tensor.dtype == torch.bfloat16:
-        return tensor.contiguous().view(torch.int16).numpy().view(np.uint16)
+    if tensor.dtype is torch.bfloat16:
+        if not tensor.is_contiguous():
+            tensor = tensor.contiguous()
+        return tensor.view(torch.int16).numpy().view(np.uint16)
     if tensor.dtype.itemsize == 1 and tensor.dtype.is_floating_point:
         return tensor.contiguous().view(torch.uint8).numpy()
     return tensor.contiguous().numpy()

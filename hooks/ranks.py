@@ -39,7 +39,7 @@ class RankLog:
             hashes = np.zeros((frame.rows, len(self.names)), np.uint64)
             for column, name in enumerate(self.names):
                 part = frame.parts.get(name)
-                if part is not None and len(part.tensor) == frame.rows:
+                if part is not None and part.tensor.shape[0] == frame.rows:
                     hashes[:, column] = row_hashes(as_numpy(part.tensor))
             self._rows.append(rows)
             self._hashes.append(hashes)

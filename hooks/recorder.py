@@ -185,6 +185,7 @@ class Recorder:
     ) -> Frame | None:
         """A forward pass begins. position, token_id: ``[rows of the batch]``. None where it holds no traced rows."""
         spans = []
+        live = int(position.shape[0])
         for entry in entries:
             batch = self._batches.get(entry.rid)
             if batch is None or entry.stop <= entry.start:
@@ -200,8 +201,8 @@ class Recorder:
                 frame=session.frames,
                 position=position[entry.start : entry.stop].clone(),
                 token_id=token_id[entry.start : entry.stop].clone(),
-                live_rows=len(position),
-                padded_rows=len(position),
+                live_rows=live,
+                padded_rows=live,
                 cached_prefix=entry.cached_prefix,
                 rank=self.rank,
             )
@@ -209,7 +210,7 @@ class Recorder:
             session.plan_sweep(rows)
             batch.frames.append(rows)
             spans.append(Span(session, entry.start, entry.stop, entry.index, rows))
-        self.frame = Frame(side, spans, live_rows=len(position)) if spans else None
+        self.frame = Frame(side, spans, live_rows=live) if spans else None
         return self.frame
 
     def tap(self, side: str, name: str, tensor: torch.Tensor) -> None:

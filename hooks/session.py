@@ -126,11 +126,11 @@ class Session:
         for name, part in rows.parts.items():
             probe = self._probes[name]
             probe[1] += 1
-            probe[2] += len(part.tensor)
+            probe[2] += part.tensor.shape[0]
 
     def _end_sweep(self, rows: FrameRows) -> None:
         """A graph does not run the layers' hooks: what its buffers held is the end of the sweep."""
-        held = min((len(part.tensor) for name, part in rows.parts.items() if is_boundary(name)), default=0)
+        held = min((part.tensor.shape[0] for name, part in rows.parts.items() if is_boundary(name)), default=0)
         if held < rows.sweep and self._sweep_left != 0:
             self._sweep_left = 0
             self.note("sweep_ended", rows=held, reason="the rows after these were computed by a CUDA graph")
@@ -172,7 +172,7 @@ class Session:
     def _drop(self, batch: Batch) -> None:
         for frame in batch.frames:
             for name, part in frame.parts.items():
-                self._probes[name][3] += len(part.tensor)
+                self._probes[name][3] += part.tensor.shape[0]
 
     # What follows runs on the writer thread.
 

@@ -36,10 +36,10 @@ def draft_topk(frame: Frame, logits: torch.Tensor | None, vocabulary_map: torch.
 def _logit_rows(span: Span, frame: Frame, logits: torch.Tensor) -> tuple[torch.Tensor | None, int | None]:
     """This request's rows of the logits, and the row of the request that the first belongs to."""
     if span.rows.group.phase is Phase.DRAFT_EXTEND_PREFILL:  # only the last row of each request
-        if span.index >= len(logits):
+        if span.index >= logits.shape[0]:
             return None, 0
         return logits[span.index : span.index + 1], span.rows.rows - 1
-    if len(logits) >= frame.live_rows:
+    if logits.shape[0] >= frame.live_rows:
         return logits[span.start : span.stop], 0
     # The draft-extend graph reads the last accepted row of each request only.
     return logits[span.index : span.index + 1], None

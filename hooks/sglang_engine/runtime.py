@@ -251,12 +251,18 @@ class SchedulerHooks:
             entries = [
                 Entry(rid, start, stop, i, self._cached(rid, int(prefix[i])))
                 for i, (rid, (start, stop)) in enumerate(zip(rids, ranges, strict=False))
+                if rid in self.recorder.sessions
             ]
             return phase, entries, 1
         return phase, self._strided(rids, stride), stride if phase is Phase.DRAFT_DECODE else 1
 
     def _strided(self, rids: Sequence[str], stride: int) -> list[Entry]:
-        return [Entry(rid, *stride_range(i, stride), i, self._cached(rid, None)) for i, rid in enumerate(rids)]
+        """Where the traced requests stand in a batch in which every request has ``stride`` rows."""
+        return [
+            Entry(rid, *stride_range(i, stride), i, self._cached(rid, None))
+            for i, rid in enumerate(rids)
+            if rid in self.recorder.sessions
+        ]
 
     def draft_forward(self, original: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
         """A round of draft steps, eager or while its graph is captured."""

@@ -7,6 +7,7 @@ that chunk are written there. No chunk is held in memory, and a frame of six row
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from typing import Any
@@ -28,12 +29,18 @@ def create(
     layout.set_chunk((chunk_rows, *width))
     layout.set_fill_time(h5d.FILL_TIME_NEVER)
     layout.set_obj_track_times(False)
+    space = h5s.create_simple((0, *width), (h5s.UNLIMITED, *width))
+    return h5d.create(parent, name.encode(), kind, space, layout, lcpl=_links(), dapl=uncached())
+
+
+@functools.cache
+def _links() -> h5p.PropLCID:
     links = h5p.create(h5p.LINK_CREATE)
     links.set_create_intermediate_group(True)
-    space = h5s.create_simple((0, *width), (h5s.UNLIMITED, *width))
-    return h5d.create(parent, name.encode(), kind, space, layout, lcpl=links, dapl=uncached())
+    return links
 
 
+@functools.cache
 def uncached() -> h5p.PropDAID:
     """Dataset access without a chunk cache."""
     access = h5p.create(h5p.DATASET_ACCESS)

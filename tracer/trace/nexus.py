@@ -8,6 +8,7 @@ from typing import Any
 import h5py
 import numpy as np
 import numpy.typing as npt
+from h5py import h5s
 
 from drafttrace.tracer.capture import Accepted
 from drafttrace.tracer.rows import DType, Floats, to_float32
@@ -22,7 +23,7 @@ MAX_BYTES = 32 * 4 * MAX_POINTS + 8 * MAX_POINTS
 """Bytes that the curves of a layout can take."""
 
 Index = npt.NDArray[np.int64]
-_BLOCK = 128  # rows that are held at a time
+_BLOCK = 32  # rows that are worked on at a time: what fits a cache
 
 
 def declare(file: h5py.File, layout: TraceLayout) -> None:
@@ -65,10 +66,13 @@ def fill(file: h5py.File, layout: TraceLayout) -> None:
         there = rows["present"][chosen] & bits[spec.name] > 0
         norms = np.full(len(chosen), np.nan, np.float32)
         norms[there] = _norms(file["target"][spec.name], chosen[there], spec)
-        data[_curve(spec)].resize(len(chosen), axis=0)
-        data[_curve(spec)][...] = norms
-    data["position"].resize(len(chosen), axis=0)
-    data["position"][...] = rows["position"][chosen]
+        _set(data[_curve(spec)], norms)
+    _set(data["position"], rows["position"][chosen])
+
+
+def _set(dataset: h5py.Dataset, values: npt.NDArray[Any]) -> None:
+    dataset.id.set_extent((len(values),))
+    dataset.id.write(h5s.ALL, h5s.ALL, np.ascontiguousarray(values))
 
 
 def plotted_rows(rows: schema.Records) -> Index:
@@ -95,8 +99,9 @@ def _norms(dataset: h5py.Dataset, index: Index, spec: TensorSpec) -> Floats:
     assert isinstance(spec.dtype, DType)  # the layout takes no other dtype for a hidden state
     out = np.empty(len(index), np.float32)
     with np.errstate(over="ignore", invalid="ignore"):  # infinities and NaNs are what the plot has to show
+        stored = _stored(dataset, index, spec)
         for start in range(0, len(index), _BLOCK):
-            values = to_float32(_stored(dataset, index[start : start + _BLOCK], spec), spec.dtype)
+            values = to_float32(stored[start : start + _BLOCK], spec.dtype)
             out[start : start + _BLOCK] = np.sqrt(np.einsum("ij,ij->i", values, values))
     return out
 
@@ -112,8 +117,18 @@ def _stored(dataset: h5py.Dataset, index: Index, spec: TensorSpec) -> npt.NDArra
     dataset.id.chunk_iter(visit)
     rows = np.zeros((len(index), spec.width), spec.storage)
     number = dataset.file.id.get_vfd_handle()
-    for row, at in zip(rows, index.tolist(), strict=True):
-        first = at // spec.chunk_rows * spec.chunk_rows
-        if first in places:
-            os.preadv(number, [row.view(np.uint8)], places[first] + (at - first) * spec.row_bytes)
+    chunks = index // spec.chunk_rows * spec.chunk_rows
+    for first in np.unique(chunks).tolist():
+        if first not in places:
+            continue
+        wanted = np.flatnonzero(chunks == first)
+        at = index[wanted] - first
+        low, stop = int(at.min()), int(at.max()) + 1
+        if stop - low > 4 * len(at):
+            for place, row in zip(wanted, at.tolist(), strict=True):
+                os.preadv(number, [rows[place].view(np.uint8).data], places[first] + row * spec.row_bytes)
+        else:
+            part = np.zeros((stop - low, spec.width), spec.storage)
+            os.preadv(number, [part.view(np.uint8).data], places[first] + low * spec.row_bytes)
+            rows[wanted] = part[at - low]
     return rows

@@ -64,12 +64,12 @@ def measure(runs: int, folder: Path) -> list[Figure]:
             (sys.executable, str(SCRIPT), *(str(place / "sglang" / s) for s in ("left", "reference"))), (0,), log
         )
         other = Watched(comparator(place / "sglang/left", place / "sglang/reference"), (0, 1), log)
-        for warm_up in (tool, torch_file, script):  # files into the page cache, compiled Python files
-            warm_up()
-            warm_up.runs.clear()
         bare, with_numpy = (
             Watched((sys.executable, "-c", code), (0,), log) for code in ("pass", "import numpy, h5py, typer")
         )
+        for warm_up in (tool, torch_file, script):  # files into the page cache, compiled Python files
+            warm_up()
+            warm_up.runs.clear()
         commands: list[Callable[[], float]] = [tool, torch_file, script, bare, with_numpy]
         why_not = _missing()
         if why_not is None:
@@ -112,6 +112,9 @@ def _startup(runs: int, folder: Path, log: Path) -> list[Figure]:
     }
     commands = [Watched(command, (0,), log) for command in named.values()]
     bare = Watched((sys.executable, "-c", "pass"), (0,), log)
+    for command in commands:  # compiled Python files
+        command()
+        command.runs.clear()
     times = paired(runs, *commands, bare)
     return [
         Figure("start", f"{name}: seconds", statistics.median(t), 0.3, False, "s",

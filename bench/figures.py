@@ -54,10 +54,15 @@ class Ran:
 
 
 def run(command: Sequence[str], env: Mapping[str, str] | None = None, log: Path | None = None) -> Ran:
-    """Run a command with its output thrown away (or into ``log``)."""
+    """Run a command with its output thrown away (or into ``log``).
+
+    It may keep what Python compiles, as every installation does: an environment that forbids it
+    (PYTHONDONTWRITEBYTECODE) would have every command compile a hundred modules of drafttrace, and none of torch's.
+    """
+    inherited = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     with open(log or os.devnull, "wb") as out:
         began = time.perf_counter()
-        child = subprocess.Popen(command, stdout=out, stderr=out, env={**os.environ, **(env or {})})
+        child = subprocess.Popen(command, stdout=out, stderr=out, env={**inherited, **(env or {})})
         peak = _Peak(child.pid)
         _pid, status, used = os.wait4(child.pid, 0)
         seconds = time.perf_counter() - began

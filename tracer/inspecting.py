@@ -18,7 +18,7 @@ from drafttrace.tracer.dumps.registry import FieldMap, Request
 from drafttrace.tracer.inspect_render import render
 from drafttrace.tracer.open import open_numbered
 from drafttrace.tracer.position_rows import TakenRows, position_rows
-from drafttrace.tracer.row_statistics import RowStatistics, row_statistics
+from drafttrace.tracer.row_statistics import RowStatistics, row_statistics, statistics_together
 from drafttrace.tracer.rows import Rows
 from drafttrace.tracer.value_checks import Check, check_stored_shift, check_values
 
@@ -223,14 +223,25 @@ def _real_rows(capture: Capture) -> int | None:
     return valid if ordered else None
 
 
-def _statistics(capture: Capture, tap: str, rows: Rows, is_embedding: bool) -> RowStatistics:
+def _whole_statistics(capture: Capture) -> dict[Rows, RowStatistics]:
+    """Statistics of the states of which every row was stored, as in a dump."""
+    states = [(slot.name, slot.rows) for slot in capture.slots]
+    states += [(tap, state.rows) for tap, state in (("embed", capture.embed), ("last", capture.last)) if state]
+    whole = [rows for tap, rows in states if capture.present.get(tap) is None]
+    return dict(zip(whole, statistics_together(whole, _real_rows(capture)), strict=True))
+
+
+def _statistics(
+    capture: Capture, tap: str, rows: Rows, is_embedding: bool, whole: Mapping[Rows, RowStatistics]
+) -> RowStatistics:
     """Statistics of the rows that were recorded; neighbours are compared along the positions, one row for each.
 
-    In a trace the candidates of one position stand side by side, and two of them may be of one token.
+    whole: of the states that were recorded in full. In a trace the candidates of one position stand side by side, and two
+    of them may be of one token.
     """
     table, recorded = capture.table, capture.present.get(tap)
     if recorded is None:
-        found = row_statistics(rows, _real_rows(capture))
+        found = whole[rows]
     else:
         there = np.flatnonzero(recorded[: len(rows)])
         found = row_statistics(TakenRows(rows, there)).at(there)
@@ -252,12 +263,14 @@ def _statistics(capture: Capture, tap: str, rows: Rows, is_embedding: bool) -> R
 
 
 def _states(capture: Capture, checks: list[Check], layers: int | None) -> list[StateView]:
+    whole = _whole_statistics(capture)
+
     def view(
         role: str, name: str, rows: Rows, boundary: int | None, source: str, norm: str | None, probably: str
     ) -> StateView:
         tap = name if role == "slot" else role
         is_embedding = boundary == 0 or probably.startswith("B0")
-        statistics = _statistics(capture, tap, rows, is_embedding)
+        statistics = _statistics(capture, tap, rows, is_embedding, whole)
         return StateView(role, name, rows.shape, rows.dtype.value, boundary, source, norm, statistics, probably)
 
     views = [

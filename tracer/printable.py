@@ -10,6 +10,10 @@ def printable(text: str) -> str:
 
     Newlines and tabs are shown as ``\\n`` and ``\\t``; ordinary spaces stay.
     """
+    if (
+        text.isprintable()
+    ):  # no control, separator (but the space), private or unassigned character: nearly every text
+        return text
     return "".join(_shown(char) for char in text)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+import itertools
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -58,42 +60,72 @@ class RowStatistics:
 
 def row_statistics(rows: Rows, count: int | None = None) -> RowStatistics:
     """Read the first ``count`` rows (default: all), or evenly spread blocks of a large matrix, and sum up."""
-    count = len(rows) if count is None else min(count, len(rows))
-    spans = _spans(count, rows.width)
-    norms: list[npt.NDArray[np.float64]] = []
-    broken: dict[str, list[npt.NDArray[np.int64]]] = {"nan": [], "zero": [], "repeated": []}
-    read = 0
-    row0: float | None = None
+    return statistics_together([rows], count)[0]
+
+
+def statistics_together(matrices: Sequence[Rows], count: int | None = None) -> list[RowStatistics]:
+    """:func:`row_statistics` of every matrix, block by block of all of them: slots that lie row by row in one tensor
+    are read from the file once, not once for each."""
+    found = [_Found() for _ in matrices]
+    counts = [len(rows) if count is None else min(count, len(rows)) for rows in matrices]
+    spans = [_spans(number, rows.width) for number, rows in zip(counts, matrices, strict=True)]
     with np.errstate(over="ignore", invalid="ignore"):
-        for start, stop in spans:
-            squares, finite, again = _look_at(rows, start, stop)
-            norm = np.sqrt(squares)
-            read += len(norm)
-            for kind, mask in (("nan", ~finite), ("zero", finite & (norm == 0)), ("repeated", again)):
-                broken[kind].append(np.flatnonzero(mask) + start)
-            if start == 0 and finite[0]:
-                row0 = float(norm[0])
-            skip = 1 if start == 0 and count > 1 else 0
-            norms.append(norm[skip:][finite[skip:]])
-    every = np.concatenate(norms) if norms else np.empty(0)
-    none = len(every) == 0
-    places = {kind: np.concatenate(found) if found else np.empty(0, np.int64) for kind, found in broken.items()}
-    first = {kind: int(found[0]) if len(found) else None for kind, found in places.items()}
-    return RowStatistics(
-        rows_read=read,
-        norm_mean=None if none else float(every.mean()),
-        norm_std=None if none else float(every.std()),
-        norm_min=None if none else float(every.min()),
-        norm_median=None if none else float(np.median(every)),
-        norm_max=None if none else float(every.max()),
-        norm_row0=row0,
-        nan_rows=len(places["nan"]),
-        zero_rows=len(places["zero"]),
-        repeated_rows=len(places["repeated"]),
-        first_nan_row=first["nan"],
-        first_zero_row=first["zero"],
-        first_repeated_row=first["repeated"],
-    )
+        for block in itertools.zip_longest(*spans):
+            for k, span in enumerate(block):
+                if span is not None:
+                    found[k].add(matrices[k], *span, apart=counts[k] > 1)
+    return [one.summed_up() for one in found]
+
+
+@dataclass
+class _Found:
+    """What the blocks of one matrix held: norms of the finite rows but the first, and where rows are broken."""
+
+    read: int = 0
+    row0: float | None = None
+    norms: list[npt.NDArray[np.float64]] = field(default_factory=list)
+    nan: list[npt.NDArray[np.int64]] = field(default_factory=list)
+    zero: list[npt.NDArray[np.int64]] = field(default_factory=list)
+    repeated: list[npt.NDArray[np.int64]] = field(default_factory=list)
+
+    def add(self, rows: Rows, start: int, stop: int, *, apart: bool) -> None:
+        """Look at rows ``start..stop``. apart: row 0 is none of the others' norms."""
+        squares, finite, again = _look_at(rows, start, stop)
+        norm = np.sqrt(squares)
+        self.read += len(norm)
+        for places, mask in ((self.nan, ~finite), (self.zero, finite & (norm == 0)), (self.repeated, again)):
+            places.append(np.flatnonzero(mask) + start)
+        if start == 0 and finite[0]:
+            self.row0 = float(norm[0])
+        skip = 1 if start == 0 and apart else 0
+        self.norms.append(norm[skip:][finite[skip:]])
+
+    def summed_up(self) -> RowStatistics:
+        every = np.sort(np.concatenate(self.norms)) if self.norms else np.empty(0)
+        none = len(every) == 0
+        nan, zero, repeated = (
+            np.concatenate(places) if places else np.empty(0, np.int64)
+            for places in (self.nan, self.zero, self.repeated)
+        )
+        return RowStatistics(
+            rows_read=self.read,
+            norm_mean=None if none else float(every.mean()),
+            norm_std=None if none else float(every.std()),
+            norm_min=None if none else float(every[0]),
+            norm_median=None if none else float(every[(len(every) - 1) // 2] + every[len(every) // 2]) / 2,
+            norm_max=None if none else float(every[-1]),
+            norm_row0=self.row0,
+            nan_rows=len(nan),
+            zero_rows=len(zero),
+            repeated_rows=len(repeated),
+            first_nan_row=_first(nan),
+            first_zero_row=_first(zero),
+            first_repeated_row=_first(repeated),
+        )
+
+
+def _first(places: npt.NDArray[np.int64]) -> int | None:
+    return int(places[0]) if len(places) else None
 
 
 def _look_at(

@@ -152,7 +152,9 @@ def measure(
         raise RuntimeError("no compiled kernel")
     count, width = len(left_index), left.raw.shape[1]
     ours, theirs = _indices(left_index, left), _indices(right_index, right)
-    channels = np.unique(np.asarray(massive, np.int64))
+    channels = np.asarray(massive, np.int64)
+    if len(channels):  # np.unique imports numpy.ma
+        channels = np.unique(channels)
     if right.raw.shape[1] != width or len(theirs) != count:
         raise ValueError(f"{count} rows of {width} channels against {len(theirs)} of {right.raw.shape[1]}")
     if len(channels) and (channels[0] < 0 or channels[-1] >= width):

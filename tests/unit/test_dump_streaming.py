@@ -244,13 +244,13 @@ def test_inspect_of_a_dump_that_is_cut_off_meanwhile_ends_with_exit_code_2(
 
     path = tmp_path / "mine.safetensors"
     save_file(states(), path)
-    statistics = inspecting.row_statistics
+    statistics = inspecting.statistics_together
 
     def later(*arguments: Any) -> Any:
         os.truncate(path, 1000)
         return statistics(*arguments)
 
-    monkeypatch.setattr(inspecting, "row_statistics", later)
+    monkeypatch.setattr(inspecting, "statistics_together", later)
     monkeypatch.setattr(sys, "argv", ["drafttrace", "inspect", str(path), "--slots", "a,b", "--tokens", "ids"])
     with pytest.raises(SystemExit) as left:
         cli.main()

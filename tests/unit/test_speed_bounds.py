@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import tracemalloc
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,8 @@ from drafttrace.compare.diff import diff
 from drafttrace.compare.kernels import native
 from drafttrace.tracer.capture import Capture
 from drafttrace.tracer.dumps.tensor import StoredRows
+from drafttrace.tracer.file_bytes import Bytes, FileBytes
+from drafttrace.tracer.inspecting import inspect_capture
 from drafttrace.tracer.open import open_capture
 from drafttrace.tracer.rows import DType
 from drafttrace.tracer.trace.h5rows import H5Rows
@@ -114,17 +117,53 @@ def test_how_much_memory_every_further_row_takes(tmp_path: Path) -> None:
     assert_within("bytes_per_row_and_state", (peaks[1] - peaks[0]) / (40_000 * 4))
 
 
-def test_how_many_modules_a_diff_imports(pair: tuple[Path, Path]) -> None:
+def modules_of(*words: str | Path) -> set[str]:
+    """The modules that a command has imported when it ends."""
     code = (
         "import sys\nfrom drafttrace.tracer.cli import main\n"
-        "sys.argv = ['drafttrace', 'diff', *sys.argv[1:], '--quiet']\n"
+        "sys.argv = ['drafttrace', *sys.argv[1:]]\n"
         "try:\n    main()\nexcept SystemExit:\n    pass\n"
-        "print(len([name for name in sys.modules if name.split('.')[0] != 'pydantic']))\n"
+        "print('modules:', *sys.modules)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, *map(str, pair)], capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", code, *map(str, words)], capture_output=True, text=True, check=True, timeout=120
     )
-    assert_within("modules_of_diff", int(done.stdout.split()[-1]))
+    return set(done.stdout.rpartition("modules:")[2].split())
+
+
+def test_how_many_modules_a_diff_imports(pair: tuple[Path, Path]) -> None:
+    found = {name for name in modules_of("diff", *pair, "--quiet") if name.split(".")[0] != "pydantic"}
+    assert_within("modules_of_diff", len(found))
+
+
+@pytest.mark.skipif(not native.available(), reason="no C compiler was there when this was installed")
+def test_what_inspect_imports(pair: tuple[Path, Path]) -> None:
+    """0.3 s are little: h5py is for HDF5 alone, and numpy.ma (which np.median and np.unique import) for nothing."""
+    trace, dump = (modules_of("inspect", path) for path in pair)
+    assert_within("modules_of_inspect_trace", len(trace))
+    assert_within("modules_of_inspect_safetensors", len(dump))
+    assert "h5py" in trace and "h5py" not in dump
+    assert not {"numpy.ma", "numpy.random", "numpy.polynomial", "torch", "pydantic", "pyarrow", "polars"} & (
+        trace | dump
+    )
+
+
+def test_inspect_reads_every_stored_byte_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slots that lie row by row in one tensor were once read with all their neighbours, each anew: four times."""
+    shape, dump = Shape(tokens=1100, width=4096), tmp_path / "hs_0.safetensors"  # three blocks
+    write_dump(dump, shape)
+    read = 0
+    gather = FileBytes.gather
+
+    def counted(self: FileBytes, out: Bytes, places: Iterable[int], run: int) -> None:
+        nonlocal read
+        read += out.nbytes
+        gather(self, out, places, run)
+
+    monkeypatch.setattr(FileBytes, "gather", counted)
+    found = inspect_capture(str(dump))
+    assert len(found.states) == 4 and all(state.statistics.rows_read == shape.tokens for state in found.states)
+    assert 1 <= read / dump.stat().st_size < 1.1
 
 
 @pytest.mark.skipif(not native.available(), reason="no C compiler was there when this was installed")

@@ -97,7 +97,8 @@ def test_rows_that_stand_still_are_counted_along_the_positions_of_a_trace() -> N
     chosen = position_rows(capture, "last")
     values[chosen[60]] = values[chosen[59]]
     stuck = dataclasses.replace(capture.last, rows=ArrayRows(values, DType.FP32))
-    statistics = inspecting._statistics(capture, "last", stuck.rows, False, {})
+    whole = inspecting._whole_statistics(dataclasses.replace(capture, last=stuck))
+    statistics = inspecting._statistics(capture, "last", stuck.rows, False, whole)
     assert statistics.repeated_rows == 1
     assert statistics.rows_read == len(capture.table)
 

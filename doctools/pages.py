@@ -11,7 +11,7 @@ from typing import Any
 
 from doctools.command_page import command_line
 from doctools.markdown import cell, docstring, table
-from doctools.pairs_page import README, pairs_page
+from doctools.pairs_page import README, REAL_MODEL, pairs_page, real_model_page
 from doctools.python_page import python_interface
 from doctools.readme import readme
 
@@ -33,7 +33,7 @@ def generated() -> dict[Path, str]:
         "thresholds.md": thresholds,
     }
     made = {folder / name: "\n".join([NOTE, "", *maker()]).rstrip() + "\n" for name, maker in makers.items()}
-    return {**made, ROOT / "README.md": readme(), README: pairs_page()}
+    return {**made, ROOT / "README.md": readme(), README: pairs_page(), REAL_MODEL: real_model_page()}
 
 
 # --- findings ------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The figures in pairs/README.md, made from the pairs' training logs."""
+"""The figures about the pairs, made from their training logs and from what their servers reached."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from doctools.markdown import between, table
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "pairs/README.md"
+REAL_MODEL = ROOT / "docs/explanation/real-model.md"
 PAIRS = ("tiny-kimi", "tiny-llama")
 
 
@@ -18,6 +19,20 @@ def pairs_page() -> str:
     """The page with its tables made anew."""
     logs = {name: json.loads((ROOT / "pairs" / name / "training_log.json").read_text("utf-8")) for name in PAIRS}
     return between(README.read_text("utf-8"), {"minutes": _minutes(logs), "outcome": _outcome(logs)})
+
+
+def real_model_page() -> str:
+    """What ``pairs.smol.accept`` measured, in the page about the real model."""
+    measured = json.loads((ROOT / "pairs/smol/accept_length.json").read_text("utf-8"))
+    return between(REAL_MODEL.read_text("utf-8"), {"wirings": _wirings(measured)})
+
+
+def _wirings(measured: Mapping[str, Any]) -> Iterator[str]:
+    rows = [
+        (f"{name}, `{one['boundaries']}`", f"`{one['layer_ids']}`", f"{one['accept_length']:.3f}")
+        for name, one in measured["wirings"].items()
+    ]
+    yield from table("the server hands over", "layer ids", f"accept length (of {measured['steps'] + 1})", rows=rows)
 
 
 def _minutes(logs: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:

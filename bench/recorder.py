@@ -1,6 +1,6 @@
 """What the recorder costs, as ratios measured in one run on one machine.
 
-    python bench/recorder.py [--pair tiny-llama] [--pair smol] [--blocks 10] [--starts 2] [--json FILE]
+    python bench/recorder.py [--pair tiny-llama] [--pair smol] [--blocks 16] [--starts 2] [--json FILE]
 
 Two real servers stand side by side, one without the plugin and one with it. They are asked in turn, one short crowd of
 eight requests after the other, so that whatever else the machine does hits all of them: a block is one crowd of each
@@ -40,8 +40,8 @@ from drafttrace.tracer.trace.layout import TensorSpec, TraceLayout
 from drafttrace.tracer.trace.writer import TraceWriter
 
 ROOT = Path(__file__).resolve().parents[1]
-PAIR = ROOT / "pairs/tiny-llama"
-CLIENTS, TOKENS = 8, 48
+CLIENTS = 8
+TOKENS = {"smol": 16}  # of every request; 48 for the pairs that take milliseconds for a round
 MIB = 1 << 20
 NONE, IDLE, TRACED, HIDDEN = "no plugin", "nothing traced", "one of eight traced", "return_hidden_states"
 
@@ -84,14 +84,14 @@ def processor_seconds(server: CpuServer) -> float:
     return total
 
 
-def crowd(server: CpuServer, round_: int, first: Mapping[str, Any] | None = None) -> Run:
+def crowd(server: CpuServer, tokens: int, round_: int, first: Mapping[str, Any] | None = None) -> Run:
     """Eight concurrent requests. ``first``: additions to the first one."""
     made: list[int] = []
 
     def send(client: int) -> None:
         ids = [5 + (client * 7 + round_ * 11 + k * 3) % 200 for k in range(24)]
         extra = (first or {}) if client == 0 else {}
-        answer = server.generate(input_ids=ids, max_new_tokens=TOKENS, ignore_eos=True, **extra)
+        answer = server.generate(input_ids=ids, max_new_tokens=tokens, ignore_eos=True, **extra)
         made.append(answer["meta_info"]["completion_tokens"])
 
     threads = [threading.Thread(target=send, args=(client,)) for client in range(CLIENTS)]
@@ -186,12 +186,13 @@ def writing(folder: Path) -> list[Figure]:
 
 def serving(pair: str, models: tuple[Path, Path], blocks: int, starts: int) -> list[Figure]:
     """What the plugin, a traced request and SGLang's own hidden states cost on one pair of models."""
+    tokens = TOKENS.get(pair, 48)
     found: list[dict[str, Run]] = []
     memory, states = [], []
     for start in range(starts):
         with tempfile.TemporaryDirectory() as folder:
             count = blocks // starts + (start < blocks % starts)
-            made = _one_start(Path(folder), models, count, swapped=bool(start % 2))
+            made = _one_start(Path(folder), models, tokens, count, swapped=bool(start % 2))
         found += made.blocks
         memory.append(made.memory)
         states += made.states
@@ -204,7 +205,7 @@ def serving(pair: str, models: tuple[Path, Path], blocks: int, starts: int) -> l
         *_ratio(f"{pair}: plugin on, nothing traced / no plugin", found, NONE, IDLE, 0.99),
         *_ratio(f"{pair}: one of eight traced / none traced", found, IDLE, TRACED, 0.95),
         *_ratio(f"{pair}: return_hidden_states, one of eight / none", found, NONE, HIDDEN, None),
-        _trace_cost(pair, found),
+        _trace_cost(pair, found, CLIENTS * tokens),
         Figure(f"{pair}: memory of the scheduler, MiB more", grown, 200.0, False, detail),
         Figure(f"{pair}: traces that are complete", complete / max(1, len(states)), 1.0, True, ""),
     ]
@@ -219,7 +220,7 @@ class Start:
     states: list[dict[str, Any]]
 
 
-def _one_start(folder: Path, models: tuple[Path, Path], blocks: int, *, swapped: bool) -> Start:
+def _one_start(folder: Path, models: tuple[Path, Path], tokens: int, blocks: int, *, swapped: bool) -> Start:
     extra = ["--enable-return-hidden-states"]
     args = cpu_args(*models, max_running_requests=CLIENTS, extra=extra)
     (folder / "traces").mkdir()
@@ -229,10 +230,10 @@ def _one_start(folder: Path, models: tuple[Path, Path], blocks: int, *, swapped:
     plugin = CpuServer(args, folder / "with.log", same | on, start_timeout=900)
     first, second = (plugin, plain) if swapped else (plain, plugin)
     runs = {
-        NONE: lambda number: crowd(plain, number),
-        IDLE: lambda number: crowd(plugin, number),
-        TRACED: lambda number: crowd(plugin, number, traced(plugin)),
-        HIDDEN: lambda number: crowd(plain, number, {"return_hidden_states": True}),
+        NONE: lambda number: crowd(plain, tokens, number),
+        IDLE: lambda number: crowd(plugin, tokens, number),
+        TRACED: lambda number: crowd(plugin, tokens, number, traced(plugin)),
+        HIDDEN: lambda number: crowd(plain, tokens, number, {"return_hidden_states": True}),
     }
     kinds = list(runs)
     with first, second:
@@ -265,9 +266,8 @@ def _ratio(name: str, blocks: list[dict[str, Run]], left: str, right: str, limit
     return figures
 
 
-def _trace_cost(pair: str, blocks: list[dict[str, Run]]) -> Figure:
-    """What one traced request takes of the processor, whatever the model does."""
-    tokens = CLIENTS * TOKENS
+def _trace_cost(pair: str, blocks: list[dict[str, Run]], tokens: int) -> Figure:
+    """What one traced request takes of the processor, whatever the model does. tokens: of a crowd."""
     more = [1e3 * tokens * (block[TRACED].processor - block[IDLE].processor) for block in blocks]
     whole = statistics.median(1e3 * tokens * block[IDLE].processor for block in blocks)
     detail = f"a crowd takes {whole:.0f} ms without"
@@ -294,10 +294,11 @@ def main() -> int:
     parser.add_argument("--pair", action="append", choices=("tiny-llama", "tiny-kimi", "smol"))
     parser.add_argument("--blocks", type=int, default=16, help="runs of every kind for each pair of models")
     parser.add_argument("--starts", type=int, default=2, help="how often both servers are started for them")
+    parser.add_argument("--no-writing", action="store_true", help="leave out the speed of the trace file")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        figures = writing(Path(folder))
+        figures = [] if options.no_writing else writing(Path(folder))
     for pair in options.pair or ("tiny-llama", "smol"):
         models = models_of(pair)
         if models is None:

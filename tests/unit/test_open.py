@@ -289,6 +289,20 @@ def test_every_layout_of_the_design_has_an_id() -> None:
     assert {case.id for case in made.CASES} | others == set(format_ids())
 
 
+def test_the_order_of_the_layouts_is_not_that_of_their_imports() -> None:
+    """A module of a layout that was imported by itself stood first: in the pages, in help, and in what is tried first."""
+    code = (
+        "import drafttrace.tracer.dumps.from_traces, drafttrace.tracer.dumps.from_specforge\n"
+        "from drafttrace.tracer.dumps import registry\n"
+        "print([*registry.layouts()], [*registry.folder_layouts()])"
+    )
+    plain = code.split("\n", 1)[1]
+    told = [
+        subprocess.run([sys.executable, "-c", c], capture_output=True, text=True, check=True) for c in (code, plain)
+    ]
+    assert told[0].stdout == told[1].stdout and "SF-EAGLE3" in told[0].stdout
+
+
 def test_a_stranger_adds_a_format(tmp_path: Path) -> None:
     """One function that recognises, one that reads, one call of register: nothing else needs to know."""
     from drafttrace.tracer.dumps import build, registry

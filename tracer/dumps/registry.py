@@ -11,6 +11,7 @@ import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from drafttrace.tracer.capture import Capture
 from drafttrace.tracer.dumps.document import Document
@@ -127,13 +128,26 @@ def format_ids() -> list[str]:
 
 
 def _load() -> None:
-    """Import every module whose name starts with ``from_``: each registers its layouts."""
+    """Import every module whose name starts with ``from_``: each registers its layouts.
+
+    Their order is that of the modules' names, whichever was imported first; layouts from elsewhere come last.
+    """
     global _loaded
     if _loaded:
         return
     from drafttrace.tracer import dumps
 
-    for module in sorted(pkgutil.iter_modules(dumps.__path__), key=lambda info: info.name):
-        if module.name.startswith("from_"):
-            importlib.import_module(f"{dumps.__name__}.{module.name}")
+    names = sorted(info.name for info in pkgutil.iter_modules(dumps.__path__) if info.name.startswith("from_"))
+    modules = [f"{dumps.__name__}.{name}" for name in names]
+    for module in modules:
+        importlib.import_module(module)
+    for table in (_LAYOUTS, _FOLDERS):
+        _order(table, modules)
     _loaded = True
+
+
+def _order(table: dict[str, Any], modules: Sequence[str]) -> None:
+    place = {module: k for k, module in enumerate(modules)}
+    ordered = sorted(table.items(), key=lambda item: place.get(item[1].read.__module__, len(place)))
+    table.clear()
+    table.update(ordered)

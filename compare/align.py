@@ -77,6 +77,35 @@ class Alignment:
         return replace(replace(self, reference_rows=rows).at(keep), shift=shift)
 
 
+@dataclass(frozen=True)
+class ForeignToken:
+    """A token of the reference that the served target cannot know: the index, the id, the target's vocabulary size."""
+
+    index: int
+    token_id: int
+    vocabulary: int
+
+
+def foreign_token(left: Capture, reference: Capture, alignment: Alignment) -> ForeignToken | None:
+    """The first id beyond the served vocabulary where two prompts differ: proof of another tokenizer.
+
+    None where the ids agree, are pseudonyms, or nothing says how many tokens the target has.
+    """
+    if alignment.difference is None or alignment.natural or left.redacted or reference.redacted:
+        return None
+    config = left.about.get("target_config")
+    sizes = [
+        part.get("vocab_size") for part in (config, (config or {}).get("text_config")) if isinstance(part, Mapping)
+    ]
+    size = next((one for one in sizes if isinstance(one, int) and one > 0), None)
+    if size is None:
+        return None
+    beyond = np.flatnonzero(valid_tokens(reference) >= size)
+    if len(beyond) == 0 or beyond[0] < alignment.difference.index:
+        return None
+    return ForeignToken(int(beyond[0]), int(valid_tokens(reference)[beyond[0]]), size)
+
+
 def plan(left: Capture, reference: Capture, *, offsets: bool = True) -> Alignment:
     """Pair the rows of two captures by their token ids; without ``offsets`` only as far as the first tokens agree."""
     _refuse_other_pseudonyms(left, reference)

@@ -48,7 +48,11 @@ def unexplained_of(slot: SlotResult) -> Finding:
             "limit": slot.judged.noise_limit,
             "against": slot.judged.against,
         },
-        remedy="Record a layer sweep (drafttrace record --boundaries all), and look at the worst rows in the HTML report.",
+        remedy=(
+            "Record a layer sweep (drafttrace record --boundaries all), and look at the worst rows in the HTML report. "
+            "Where the prompt that drafttrace inspect shows of the trace is no language, the dump was made with another "
+            "tokenizer."
+        ),
         by_level=True,
     )
 

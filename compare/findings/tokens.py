@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from drafttrace.compare.align import Alignment, valid_tokens
+from drafttrace.compare.align import Alignment, ForeignToken, foreign_token, valid_tokens
 from drafttrace.compare.facts import Facts
 from drafttrace.compare.findings.base import finding, quoted
 from drafttrace.compare.result import Finding, FirstDifference
@@ -23,7 +23,10 @@ def find(facts: Facts) -> Iterator[Finding]:
         return
     moved_ids = alignment.offset and alignment.shift == -alignment.offset
     ours, theirs = len(valid_tokens(facts.left)), len(valid_tokens(reference))
-    if alignment.same_prefix == 0 and alignment.offset == 0 and alignment.difference is not None:
+    foreign = foreign_token(facts.left, reference, alignment)
+    if foreign is not None:
+        yield _other_tokenizer(facts, alignment, foreign)
+    elif alignment.same_prefix == 0 and alignment.offset == 0 and alignment.difference is not None:
         yield _no_overlap(facts, alignment)
     elif alignment.truncated is not None:
         yield _truncated(facts, alignment, ours, theirs)
@@ -51,6 +54,35 @@ def _no_ids(facts: Facts, reference: Capture) -> Finding | None:
             "prompt's ids as input_ids, or return_logprob."
         ),
     )
+
+
+def _other_tokenizer(facts: Facts, alignment: Alignment, foreign: ForeignToken) -> Finding:
+    d = alignment.difference
+    assert d is not None
+    return finding(
+        "no-overlap",
+        f"The reference was made with another tokenizer: its token {foreign.index} has the id {foreign.token_id}, and the "
+        f"served target knows {foreign.vocabulary}. The first token that differs is {d.index} (id {d.left_id} against "
+        f"{d.reference_id}){_texts(facts)}.",
+        confidence=0.99,
+        evidence={
+            "index": foreign.index,
+            "id": foreign.token_id,
+            "vocabulary": foreign.vocabulary,
+            "first_difference": d.index,
+        },
+        remedy=(
+            "Dump again with the tokenizer of the target that is served, or serve the target that the dump was made with."
+        ),
+    )
+
+
+def _texts(facts: Facts) -> str:
+    """What stands around the first difference on both sides, decoded; nothing without a tokenizer."""
+    difference = first_difference(facts)
+    if difference is None or difference.left_text is None:
+        return ""
+    return f": {quoted(difference.left_text)} against {quoted(difference.reference_text or '')}"
 
 
 def _no_rows(alignment: Alignment) -> Finding:
@@ -102,14 +134,11 @@ def _around(tokens: Ints, index: int, decode: Callable[[int], str] | None) -> st
 def _no_overlap(facts: Facts, alignment: Alignment) -> Finding:
     d = alignment.difference
     assert d is not None
-    difference = first_difference(facts)
-    texts = ""
-    if difference is not None and difference.left_text is not None:
-        texts = f": {quoted(difference.left_text)} against {quoted(difference.reference_text or '')}"
     first = f"token {d.index}, the first that both sides know," if d.index else "the first one"
     return finding(
         "no-overlap",
-        f"The two sides hold different prompts: {first} differs already (id {d.left_id} against {d.reference_id}){texts}.",
+        f"The two sides hold different prompts: {first} differs already (id {d.left_id} against {d.reference_id})"
+        f"{_texts(facts)}.",
         confidence=0.99,
         evidence={"first_ids": [d.left_id, d.reference_id], "index": d.index},
         remedy=(

@@ -242,3 +242,6 @@ def test_another_prompts_dump_is_no_comparison(served: Any, pairs: Mapping[str, 
     result = json.loads(done.stdout)
     assert result["verdict"] == "incomparable"
     assert {"template-divergence", "no-overlap"} & {finding["id"] for finding in result["findings"]}
+    first = result["alignment"]["first_difference"]
+    assert "Zebra" in first["left_text"] and first["left_text"] in result["summary"]
+    assert first["reference_text"] in result["summary"]

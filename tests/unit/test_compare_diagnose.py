@@ -501,6 +501,24 @@ def test_a_shared_header_is_no_comparison() -> None:
     assert found.findings[0].id == "template-divergence"
 
 
+def test_ids_beyond_the_served_vocabulary_are_another_tokenizer_and_no_comparison() -> None:
+    """The first tokens agreed, so it was called another template, and the rows before it were judged."""
+    dump = dumped(NOISY, BASE)
+    tokens = np.concatenate([dump.tokens[:9], dump.tokens[9:] + 100_000])
+    foreign = replace(dump, tokens=tokens, table=dump.table.of_tokens(tokens))
+    left = trace()
+    known = replace(left, about={**left.about, "target_config": {"vocab_size": 50_000}})
+    found = diff(known, foreign)
+    assert (found.verdict, found.exit_code) == ("incomparable", 2)
+    assert found.findings[0].id == "no-overlap" and "another tokenizer" in found.summary
+    assert f"id {tokens[9]}" in found.summary and "50000" in found.summary
+    assert "tokenizer of the target that is served" in found.findings[0].remedy
+    assert diff(known, dump).exit_code == 0
+    # Within the vocabulary nobody can prove it; the rows before the difference are compared.
+    wide = replace(left, about={**left.about, "target_config": {"vocab_size": 500_000}})
+    assert diff(wide, foreign).findings[0].id == "template-divergence"
+
+
 def test_a_state_that_the_draft_does_not_hand_on_is_seen() -> None:
     left = trace()
     raw = np.random.default_rng(0).standard_normal((12, 64)).astype(np.float32)

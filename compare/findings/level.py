@@ -50,8 +50,8 @@ def unexplained_of(slot: SlotResult) -> Finding:
         },
         remedy=(
             "Record a layer sweep (drafttrace record --boundaries all), and look at the worst rows in the HTML report. "
-            "Where the prompt is no language to the served tokenizer (drafttrace inspect TRACE --tokenizer TARGET), the dump "
-            "was made with another one."
+            "Where the served tokenizer makes no language of the prompt (drafttrace inspect TRACE --tokenizer TARGET), the "
+            "dump was made with another one."
         ),
         by_level=True,
     )

@@ -15,7 +15,7 @@ import torch
 
 import drafttrace
 from drafttrace.hooks.plan import DraftFacts, ModelFacts
-from drafttrace.hooks.sglang_engine import wiring
+from drafttrace.hooks.sglang_engine import weights, wiring
 from drafttrace.hooks.sglang_engine.attach import backbone_of, fc_of, fc_widths
 from drafttrace.tracer.rows import DType
 
@@ -133,6 +133,7 @@ def model_facts(
         "server_args": server_args(target.server_args),
         "target_config": raw_config(config),
         "wiring": described,
+        "weights": weights.audit(target.model, None if draft is None else draft.model),
     }
     if draft_config is not None:
         about["draft_config"] = draft_config

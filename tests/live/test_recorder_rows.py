@@ -156,6 +156,13 @@ def test_configs_and_environment_are_on_board(one: recording.Recording, pair: An
     assert about["draft_config"]["architectures"] == ["LlamaForCausalLMEagle3"]
     assert about["target_config"]["num_hidden_layers"] == about["wiring"]["n"]
     assert about["wiring"]["rule"] in ("plus_one", "plus_one_if_first_is_one")
+    held = about["weights"]["draft"]["held"]
+    (fc,) = [one for name, one in held.items() if name.endswith("fc.weight")]
+    hidden = about["target_config"]["hidden_size"]
+    assert fc == {"shape": [hidden, 3 * hidden], "dtype": "bfloat16", "shared_with": None}
+    (embed,) = [one for name, one in held.items() if name.endswith("embed_tokens.weight")]
+    assert embed["shared_with"].endswith("embed_tokens.weight")  # neither pair's draft has an embedding of its own
+    assert about["weights"]["target"]["tensors"] > about["weights"]["draft"]["tensors"]
 
 
 def test_hidden_states_are_real_16_bit_floats(one: recording.Recording) -> None:

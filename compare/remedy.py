@@ -61,6 +61,8 @@ def wiring_remedy(wanted: Sequence[int | None], wiring: Mapping[str, Any]) -> st
         if part
     )
     ids = config_ids(known, rule, n) if rule else None
+    if wiring.get("source") == "override":
+        return _overridden(wiring, serve, ids)
     if ids is not None:
         return (
             f'In the draft\'s config.json, inside "eagle_config", set "{FIELD}": {ids} '
@@ -79,3 +81,12 @@ def wiring_remedy(wanted: Sequence[int | None], wiring: Mapping[str, Any]) -> st
         f"draft's config.json: {plus} for model classes that add one to an id, {raw} for those that do not (the trace "
         "does not say which class served)."
     )
+
+
+def _overridden(wiring: Mapping[str, Any], serve: str, ids: Sequence[int] | None) -> str:
+    """The server was told its wiring when it was started: while that stands, no config is read."""
+    given = ",".join(f"B{k}" for k in wiring.get("boundaries") or ())
+    said = f"The server was started with --wiring {given}, which overrules the draft's config: use `{serve} -- ...`"
+    if ids is None:
+        return f"{said}."
+    return f'{said}, or without --wiring and with "{FIELD}": {list(ids)} inside "eagle_config" of the draft\'s config.json.'

@@ -143,7 +143,9 @@ def _permutation(facts: Facts, reading: Reading) -> Iterator[Finding]:
         f"fc.weight: new block i = old block {order}[i]."
     )
     if list(facts.reference_wiring) == sorted(k for k in facts.reference_wiring if k is not None):
-        remedy = _remedy(facts) + " Check what reorders the slots on the serving side."
+        remedy = _remedy(facts)
+        if facts.wiring_block.get("source") != "override":
+            remedy += " Check what reorders the slots on the serving side."
     yield finding(
         "slot-permutation",
         f"The server hands over the reference's slots in another order: its {name_slots(slots)} hold the reference's "

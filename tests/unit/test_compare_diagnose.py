@@ -132,6 +132,14 @@ def test_a_fault_of_the_server_is_named_first(name: str) -> None:
     assert found.exit_code == 1
 
 
+def test_slots_permuted_by_the_option_are_no_riddle() -> None:
+    """``serve --wiring`` is what reorders them: the remedy told people to look for something that does."""
+    about = {**ABOUT, "source": "override", "boundaries": [8, 4, 12]}
+    found = diff(faults.permuted((1, 0, 2))(served(WORLD, BASE, about=about)), dumped(NOISY, BASE))
+    remedy = next(f.remedy for f in found.findings if f.id == "slot-permutation")
+    assert "--wiring B8,B4,B12" in remedy and "Check what reorders" not in remedy
+
+
 PAIRS = [
     ("states one row later", "two slots swapped"),
     ("all slots late", "states one row later"),

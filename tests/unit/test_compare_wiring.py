@@ -110,3 +110,15 @@ def test_the_last_state_is_no_slot_of_a_shift() -> None:
     # Where it is the trainer's fourth boundary and fits, it is: the incident on both pairs.
     assert read((16, 28, 29), (0, 16, 28), 29).order == (1, 2, 3)
     assert read((2, 30, 58), (0, 3, 31), 59).offset == -1
+
+
+@pytest.mark.parametrize("rule", ["plus_one", "raw"])
+def test_a_wiring_given_to_the_server_is_put_right_there_and_not_in_the_config(rule: str) -> None:
+    """While ``serve --wiring`` stands, no config is read: changing it and restarting the same way changes nothing."""
+    block = REMEDY_BLOCK | {"rule": rule, "source": "override", "boundaries": [31, 61, 0]}
+    text = wiring_remedy((0, 3, 31), block)
+    assert "--wiring B31,B61,B0" in text and "drafttrace serve --wiring B0,B3,B31" in text
+    assert "or without --wiring" in text
+    assert "without --wiring" not in wiring_remedy((31, 3, 0), block)  # no config says that order
+    config = wiring_remedy((0, 3, 31), block | {"source": "draft config"})
+    assert config.startswith("In the draft's config.json")

@@ -286,8 +286,14 @@ def served_switch_findings(
         )
 
 
+def under_right_map(findings: Sequence[Finding], variants: Sequence[VariantRow], score: WiringScore) -> WiringScore:
+    """The score that tells what the draft can say: with ``d2t`` read as a finding says it is meant, else the given one."""
+    meant = {f.evidence.get("value") for f in findings if f.evidence.get("switch") == "d2t"}
+    return next((v.score for v in variants if v.switch == "d2t" and v.value in meant), score)
+
+
 def coverage_findings(outside: float, score: WiringScore) -> Iterator[Finding]:
-    """Tokens that the draft could never say."""
+    """Tokens that the draft could never say. score: under the same reading of the vocabulary map as ``outside``."""
     if math.isfinite(outside) and outside > _UNCOVERED:
         yield note(
             "vocab-coverage",

@@ -19,6 +19,7 @@ from drafttrace.compare.replay.findings import (
     live_findings,
     served_switch_findings,
     served_useless_findings,
+    under_right_map,
     useless_findings,
     variant_findings,
     wiring_findings,
@@ -246,15 +247,24 @@ class _Maker:
         yield from variant_findings(self._variants, best)
         yield from served_switch_findings(best, self._as_served, self._changed())
         yield from last_findings(self._bench.captures, self._subject.target.layers)
-        yield from coverage_findings(self._outside(), best)
+        mapped = self._rightly_mapped()
+        yield from coverage_findings(self._outside(), best if mapped is None else mapped)
         if self._live is not None:
             known = self._scored.get(self._bench.texts[0].file_wiring)
             yield from live_findings(self._live, known.score.simulated if known is not None else float("nan"))
 
     def _outside(self) -> float:
-        """Share of the counted next tokens that the draft can never say."""
+        """Share of the counted next tokens that the draft can never say, by the map as the findings say it is meant."""
+        mapped = self._rightly_mapped()
+        return float("nan") if mapped is None else 1.0 - mapped.steps[0].coverage
+
+    def _rightly_mapped(self) -> WiringScore | None:
+        """What the best wiring gives with the vocabulary map read as the findings say that it is meant."""
         wiring = self.reference()
-        return float("nan") if wiring is None else 1.0 - self._scored[wiring].score.steps[0].coverage
+        if wiring is None:
+            return None
+        best = self._scored[wiring].score
+        return under_right_map(list(variant_findings(self._variants, best)), self._variants, best)
 
     def _undecided(self) -> list[Wiring]:
         """Wirings that these rows cannot tell from the one that stands first."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from audit_folders import HIDDEN, draft_tensors, kept_tokens, specforge, target_tensors, write_draft
+from audit_folders import HIDDEN, PRUNED, draft_tensors, kept_tokens, specforge, target_tensors, write_draft
 from replay_world import LAYERS, World, last_state, make_world
 
 from drafttrace.compare.replay.run import replay
@@ -123,6 +123,28 @@ def test_switches_that_work_better_are_findings(tmp_path: Path) -> None:
     assert "norm-extra" in {f.id for f in result.faults}
     variant = next(v for v in result.variants if v.switch == "fc_norm")
     assert variant.gain > 0.2 and variant.score.top1 == 1.0
+
+
+@pytest.mark.parametrize("kept", [kept_tokens(), torch.arange(PRUNED)], ids=["all-sayable", "half-sayable"])
+def test_coverage_is_that_of_the_map_that_the_finding_says_is_right(tmp_path: Path, kept: torch.Tensor) -> None:
+    """Beside "d2t holds absolute ids" stood how little the map covers where its ids are read as offsets."""
+    world = make_world(tmp_path, TRUTH)
+    tensors = draft_tensors()
+    tensors["midlayer.self_attn.o_proj.weight"].zero_()
+    tensors["midlayer.mlp.down_proj.weight"].zero_()
+    text = world.tokens if kept[1] == 2 else np.where(np.arange(len(world.tokens)) % 4 == 3, 95, world.tokens // 2)
+    world = dataclasses.replace(world, tokens=text)
+    outside = float((~np.isin(text[1:], kept.numpy())).mean())
+    draft = write_draft(tmp_path / "absolute", specforge([-1, 2, 30]), {**tensors, "d2t": kept}, drop=("t2d",))
+    result = replay(world.capture(TRUTH), draft, world.target, sglang_version="0.5.23", steps=1)
+    assert "vocab-map-offset" in {f.id for f in result.faults}
+    assert result.outside_vocabulary == pytest.approx(outside, abs=0.02)
+    said = [f for f in result.findings if f.id == "vocab-coverage"]
+    assert len(said) == (1 if outside > 0.05 else 0)
+    for finding in said:
+        assert f"{result.outside_vocabulary:.1%} of the text's" in finding.summary
+        top1 = next(v.score for v in result.variants if v.switch == "d2t").steps[0].token_top1
+        assert f"(it is {top1:.1%})" in finding.summary and top1 > 0.6
 
 
 def test_what_the_server_ignores_is_priced(tmp_path: Path) -> None:

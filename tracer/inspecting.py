@@ -13,7 +13,7 @@ import numpy as np
 
 from drafttrace.tracer.boundary import boundary_name, canonical_wiring
 from drafttrace.tracer.capture import Accepted, Capture, Norm, Phase
-from drafttrace.tracer.dumps.build import ASSUMED
+from drafttrace.tracer.dumps.build import ASSUMED, UncutRows
 from drafttrace.tracer.dumps.registry import FieldMap, Request
 from drafttrace.tracer.inspect_render import render
 from drafttrace.tracer.open import open_numbered
@@ -232,10 +232,11 @@ def _whole_statistics(capture: Capture) -> dict[Rows, RowStatistics]:
 
 
 def _statistics(
-    capture: Capture, tap: str, rows: Rows, is_embedding: bool, whole: Mapping[Rows, RowStatistics]
+    capture: Capture, tap: str, rows: Rows, is_embedding: bool | None, whole: Mapping[Rows, RowStatistics]
 ) -> RowStatistics:
     """Statistics of the rows that were recorded; neighbours are compared along the positions, one row for each.
 
+    is_embedding: None where nobody says; then it is one if as many rows repeat as tokens do.
     whole: of the states that were recorded in full. In a trace the candidates of one position stand side by side, and two
     of them may be of one token.
     """
@@ -254,8 +255,10 @@ def _statistics(
             found, repeated_rows=along.repeated_rows, first_repeated_row=along.first_repeated_row
         )
         tokens = tokens[index]
+    same = int(((tokens[1:] == tokens[:-1]) & (tokens[1:] >= 0)).sum()) if is_embedding is not False else 0
+    if is_embedding is None:
+        is_embedding = found.repeated_rows == same
     if is_embedding and found.repeated_rows:  # the embedding repeats where the tokens do
-        same = int(((tokens[1:] == tokens[:-1]) & (tokens[1:] >= 0)).sum())
         left = max(0, found.repeated_rows - same)
         # Which of them are none of the tokens' doing is not counted row by row.
         found = dataclasses.replace(found, repeated_rows=left, first_repeated_row=None)
@@ -269,7 +272,8 @@ def _states(capture: Capture, checks: list[Check], layers: int | None) -> list[S
         role: str, name: str, rows: Rows, boundary: int | None, source: str, norm: str | None, probably: str
     ) -> StateView:
         tap = name if role == "slot" else role
-        is_embedding = boundary == 0 or probably.startswith("B0")
+        told = boundary is not None or role != "slot"
+        is_embedding = boundary == 0 or probably.startswith("B0") or (False if told else None)
         statistics = _statistics(capture, tap, rows, is_embedding, whole)
         return StateView(role, name, rows.shape, rows.dtype.value, boundary, source, norm, statistics, probably)
 
@@ -299,6 +303,8 @@ def _probably(slot: Any, k: int, capture: Capture, checks: list[Check], layers: 
     for check in checks:
         if check.subject == slot.name and check.id == "embedding" and check.verdict in {"found", "confirmed"}:
             return "B0, the embedding (its values are the embedding's)"
+    if isinstance(slot.rows, UncutRows):
+        return "slots side by side, perhaps; --hidden-size H cuts them"
     if slot.boundary is not None:
         return f"{boundary_name(slot.boundary)} (declared)"
     if layers is not None and len(capture.slots) == 3 and ASSUMED in slot.source and capture.format != "SPEC-V1":

@@ -32,6 +32,10 @@ class NeedsHiddenSize(DrafttraceError):
     """The slots lie side by side in one matrix and nothing says how wide one is."""
 
 
+class UncutRows(StoredRows):
+    """Slots side by side that nothing could cut: neither the file nor the user says how wide one is."""
+
+
 def field(document: Document, name: str, value: Any = None) -> Tensor:
     """The tensor of that name. Raises UnreadableFile where it is missing, None or something else."""
     source = document.value if value is None else value
@@ -97,22 +101,26 @@ def side_by_side(
     hidden_size: H as the file itself shows it, else ``request.hidden_size``. Raises NeedsHiddenSize where neither
     is known, UnreadableFile where H does not divide the width.
     """
-    whole = rows(tensor, name, path)
+    whole, flat = rows(tensor, name, path), unbatched(tensor, name, path, 2)
     width = hidden_size or request.hidden_size
     if width is None:
         if request.lenient or request.tokens_only:
-            return [whole]
+            return [UncutRows(flat, whole.dtype)]
         raise NeedsHiddenSize(
             f"The field '{name}' of '{path}' is {whole.width} wide and holds several slots side by side, but the file "
             "does not say how wide one is; give --target DIR or --hidden-size H."
         )
     if whole.width % width:
-        said = hidden_size is None and not request.inferred
-        remedy = "give the width of one slot with --hidden-size." if said else "is it from another target?"
+        remedy = "is it from another target?"
+        if hidden_size is not None:
+            remedy = (
+                "the last state beside it is that wide, so the two are not of one target: dump the sample again."
+            )
+        elif not request.inferred:
+            remedy = "give the width of one slot with --hidden-size."
         raise UnreadableFile(
             f"The field '{name}' of '{path}' is {whole.width} wide, no multiple of the hidden size {width}; {remedy}"
         )
-    flat = unbatched(tensor, name, path, 2)
     _few_slots(whole.width // width, name, path)
     cuts = range(0, whole.width, width)
     return [rows(flat.cut(1, k, k + width), name, path) for k in cuts]
@@ -347,6 +355,12 @@ def capture(
             f"The slots of '{document_path}' are {sorted(widths)} wide, which should be one width; write it again."
         )
     notes = list(more.pop("notes", ()))
+    notes += [
+        f"{slot.name} is {slot.rows.width} wide and may hold several slots side by side, and the file does not say how "
+        "wide one is: give --target DIR or --hidden-size H"
+        for slot in slots
+        if isinstance(slot.rows, UncutRows)
+    ]
     if count != len(tokens):
         notes.append(f"{count} rows for {len(tokens)} tokens")
         if count > len(tokens):

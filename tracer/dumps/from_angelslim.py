@@ -53,7 +53,12 @@ def _detect_dflash(document: Document, _request: Request) -> str | None:
     named = re.fullmatch(r"sample_\d+_rank\d+", document.path.name.split(".", 1)[0])
     if states.ndim not in {2, 3} or not ("attention_mask" in document.keys or named):
         return None
-    return "a dict with hidden_states and attention_mask, without a last state"
+    if "attention_mask" in document.keys:
+        return "a dict with hidden_states and attention_mask, without a last state"
+    return (
+        "a dict with hidden_states and without a last state, in a file named sample_{i}_rank{r}; by its content alone it "
+        "could be SF-DFLASH (--format SF-DFLASH reads it so)"
+    )
 
 
 def _read_dflash(document: Document, _inner: int, request: Request) -> Capture:

@@ -40,10 +40,15 @@ def _has_aux(document: Document) -> bool:
 
 
 def _last_is_logits(document: Document, request: Request) -> bool:
+    """Three slots are wider than any last state beside them. A narrower ``hidden_state`` that does not divide them is
+    logits only where it is as wide as a vocabulary, or wider than the slots are known to be; else the file is damaged,
+    and whoever reads it says so."""
     aux, last = _width(document, "aux_hidden_state"), _width(document, "hidden_state")
-    if aux and last:
-        return last > aux or aux % last != 0
-    return _is_vocabulary(last, request)
+    if not (aux and last):
+        return _is_vocabulary(last, request)
+    hidden = request.hidden_size
+    known = hidden is not None and aux == 3 * hidden and last > hidden
+    return last > aux or (aux % last != 0 and (last >= _VOCABULARY or known))
 
 
 def _is_vocabulary(width: int, request: Request) -> bool:
@@ -116,8 +121,10 @@ def _sample(
 
 def _detect_logits(document: Document, request: Request) -> str | None:
     if _has_aux(document) and _last_is_logits(document, request):
+        aux, last = _width(document, "aux_hidden_state"), _width(document, "hidden_state")
         return (
-            "hidden_state is wider than a state and aux_hidden_state is there: shifted logits (SpecForge d5de56f7)"
+            f"hidden_state is {last} wide, more than one of the three slots of aux_hidden_state ({aux} together): shifted "
+            "logits (SpecForge d5de56f7)"
         )
     if _lone_state(document) is None:
         return None

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from run_command import run
 
@@ -378,6 +379,39 @@ def test_a_trace_from_elsewhere_asks_for_the_folders(tmp_path: Path) -> None:
         assert re.search(r"--(draft|target)\.", done.stderr)
     done = run("check")
     assert done.returncode == 2 and "--target" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_inspect_ends_with_1_where_it_finds_a_problem(tmp_path: Path) -> None:
+    """It printed 'refuted' and ended with 0, where every other command says 1 for a problem."""
+    dump, target = KIMI / "dump/data_0.pt", PAIR / "target"
+    done = run("inspect", dump, "--target", target)
+    assert done.returncode == 1 and "refuted" in done.stdout, done.stderr
+    told = run("inspect", dump, "--target", target, "--json", "-")
+    assert told.returncode == 1 and len(json.loads(told.stdout)["problems"]) == 1
+    quiet = run("inspect", dump, "--target", target, "--quiet")
+    assert (quiet.returncode, quiet.stdout, quiet.stderr) == (1, "", "")
+    assert "Exit code: 0 nothing wrong, 1 a check is refuted" in words(run("inspect", "--help").stdout)
+
+
+@pytest.mark.parametrize("file", ["as-trained.h5", "fixed.h5", "dump/data_0.pt"])
+def test_inspect_ends_with_0_where_all_is_well(file: str) -> None:
+    """Notes are no problems: the dump has one on its layer ids."""
+    done = run("inspect", KIMI / file)
+    assert done.returncode == 0, done.stdout
+    if file.endswith(".h5"):
+        assert run("inspect", KIMI / file, "--target", PAIR / "target", "-q").returncode == 0
+
+
+def test_inspect_ends_with_1_for_broken_rows(tmp_path: Path) -> None:
+    path = tmp_path / "mine.npz"
+    states = np.random.default_rng(0).normal(size=(9, 8)).astype(np.float32)
+    says = ("--slots", "a", "--tokens", "ids")
+    np.savez(path, a=states, ids=np.arange(9))
+    assert run("inspect", path, *says).returncode == 0
+    states[4] = 0
+    np.savez(path, a=states, ids=np.arange(9))
+    done = run("inspect", path, *says)
+    assert done.returncode == 1 and "1 zero" in done.stdout
 
 
 # --- demo and view -----------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import pytest
 import torch
 from dump_layouts import CASES, Case
 
+from drafttrace.tracer.dumps.from_mapping import parse_fields
 from drafttrace.tracer.dumps.registry import Request
 from drafttrace.tracer.inspecting import inspect_capture, render
 from drafttrace.tracer.printable import printable
@@ -96,3 +97,17 @@ def test_infinities_and_huge_values() -> None:
 
 def test_text_cannot_steer_a_terminal() -> None:
     assert printable("a\x1b[31mb\n\u202ec\u2028") == "a\\x1b[31mb\\n\\u202ec\\u2028"
+
+
+def test_an_undeclared_embedding_that_repeats_with_its_tokens_is_no_problem(tmp_path: Path) -> None:
+    """Equal neighbours were a problem unless the file, or a target, said that the slot is the embedding."""
+    tokens = np.array([3, 5, 5, 7, 7, 7, 1, 2])
+    table = np.random.default_rng(1).normal(size=(10, 4)).astype(np.float32)
+    deep = np.random.default_rng(2).normal(size=(8, 4)).astype(np.float32)
+    mapping = parse_fields("a,b", "ids", None, last_norm="unknown", mask=None, boundaries=None)
+    np.savez(tmp_path / "good.npz", a=table[tokens], b=deep, ids=tokens)
+    assert inspect_capture(str(tmp_path / "good.npz"), mapping=mapping).problems == ()
+    deep[7] = deep[6]
+    np.savez(tmp_path / "bad.npz", a=table[tokens], b=deep, ids=tokens)
+    (problem,) = inspect_capture(str(tmp_path / "bad.npz"), mapping=mapping).problems
+    assert problem.startswith("slot[1] has 1 row (row 7) equal to the row before")

@@ -47,7 +47,10 @@ def inspect(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Tell what a trace or dump holds: format, tokens, slots, norms, and what each slot probably is."""
+    """Tell what a trace or dump holds: format, tokens, slots, norms, and what each slot probably is.
+
+    Exit code: 0 nothing wrong, 1 a check is refuted or rows are broken, 2 FILE cannot be read.
+    """
     from drafttrace.tracer.inspect_render import render
     from drafttrace.tracer.inspecting import inspect_capture
 
@@ -62,6 +65,7 @@ def inspect(
         request=dump.request,
     )
     output.emit(json_out, found.to_json, lambda: render(found, output.console()), quiet=quiet)
+    raise typer.Exit(1 if found.problems else 0)
 
 
 def add_to(app: typer.Typer) -> None:

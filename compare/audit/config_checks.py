@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from drafttrace.compare.audit.said_in_vain import garbled_rope, unused_window
 from drafttrace.compare.audit.sglang_rules import honoured
 from drafttrace.compare.audit.subject import Subject, fault, note
 from drafttrace.compare.audit.tokenizer_checks import tokenizer_findings
@@ -14,6 +15,12 @@ from drafttrace.compare.result import Finding
 
 EAGLE3_CLASSES = ("LlamaForCausalLMEagle3", "Eagle3DeepseekV2ForCausalLM")
 _KNOWN_ROPES = {"default", "linear", "dynamic", "yarn", "deepseek_yarn", "llama3", "longrope", "mrope", "su"}
+_ROPE_NEEDS = {
+    **dict.fromkeys(("default", "mrope"), ()),
+    **dict.fromkeys(("longrope", "su"), ("short_factor", "long_factor")),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+}
+"""Fields without which a rope type cannot be computed; every other type needs its factor."""
 
 
 def config_findings(subject: Subject) -> Iterator[Finding]:
@@ -199,39 +206,16 @@ def _flag_remedy(flag: str) -> str:
 
 
 def _positions(subject: Subject) -> Iterator[Finding]:
-    draft, target, rope = subject.draft, subject.target, subject.draft.rope
-    if rope.conflict is not None:
-        yield fault(
-            "rope-mismatch",
-            0.7,
-            f"The draft's config contradicts itself: {rope.conflict}; which one holds depends on the transformers version.",
-            "Keep one of the two fields, the one that training used.",
-            {"conflict": rope.conflict},
-        )
-    if rope.kind not in _KNOWN_ROPES:
-        yield fault(
-            "rope-mismatch",
-            0.6,
-            f"The draft's rope type '{rope.kind}' is none that SGLang knows.",
-            f"Use one of {', '.join(sorted(_KNOWN_ROPES))}.",
-            {"rope_type": rope.kind},
-        )
-    elif rope.kind not in {"default", "mrope"} and "factor" not in rope.fields:
-        yield fault(
-            "rope-mismatch",
-            0.7,
-            f"The draft's rope type '{rope.kind}' has no factor.",
-            "Copy the whole rope_scaling of the training config.",
-            {"rope_type": rope.kind, "fields": sorted(rope.fields)},
-        )
-    if target.rope_theta is not None and rope.theta != target.rope_theta:
+    draft, target = subject.draft, subject.target
+    yield from _rope(subject)
+    if target.rope_theta is not None and draft.rope.theta != target.rope_theta:
         yield note(
             "rope-mismatch",
             0.3,
-            f"The draft turns positions with rope_theta {rope.theta:g}, the target with {target.rope_theta:g}: right if it "
-            "was trained so (a config without the field means 10000), a lost field if not.",
+            f"The draft turns positions with rope_theta {draft.rope.theta:g}, the target with {target.rope_theta:g}: "
+            "right if it was trained so (a config without the field means 10000), a lost field if not.",
             f'"rope_theta": {target.rope_theta:g}, if the training config says so.',
-            {"draft": rope.theta, "target": target.rope_theta},
+            {"draft": draft.rope.theta, "target": target.rope_theta},
         )
     if target.max_positions and draft.max_positions and draft.max_positions < target.max_positions:
         yield note(
@@ -252,6 +236,50 @@ def _positions(subject: Subject) -> Iterator[Finding]:
             "before a row, the config the row as well).",
             {"window": draft.window},
         )
+    yield from unused_window(draft)
+
+
+def _rope(subject: Subject) -> Iterator[Finding]:
+    """What the config says of rotary positions, by itself."""
+    rope = subject.draft.rope
+    garbled = garbled_rope(subject.draft)
+    if garbled is not None:
+        yield fault(
+            "rope-mismatch",
+            0.9,
+            f"The draft's config has {garbled}: no rope scaling can be read from it, so a server refuses it or turns "
+            "positions without any.",
+            "Copy the whole rope_scaling of the training config (an object with a rope_type), or drop it if training used "
+            "none.",
+            {"garbled": garbled},
+        )
+    if rope.conflict is not None:
+        yield fault(
+            "rope-mismatch",
+            0.7,
+            f"The draft's config contradicts itself: {rope.conflict}; which one holds depends on the transformers version.",
+            "Keep one of the two fields, the one that training used.",
+            {"conflict": rope.conflict},
+        )
+    if rope.kind not in _KNOWN_ROPES:
+        yield fault(
+            "rope-mismatch",
+            0.6,
+            f"The draft's rope type '{rope.kind}' is none that SGLang knows.",
+            f"Use one of {', '.join(sorted(_KNOWN_ROPES))}.",
+            {"rope_type": rope.kind},
+        )
+    else:
+        needs = _ROPE_NEEDS.get(rope.kind, ("factor",))
+        lost = [name for name in needs if rope.fields.get(name) is None]
+        if lost:
+            yield fault(
+                "rope-mismatch",
+                0.7,
+                f"The draft's rope type '{rope.kind}' has no {' and no '.join(lost)}.",
+                "Copy the whole rope_scaling of the training config.",
+                {"rope_type": rope.kind, "fields": sorted(rope.fields), "missing": lost},
+            )
 
 
 def _vocabulary(subject: Subject) -> Iterator[Finding]:
@@ -321,7 +349,7 @@ def _formats(subject: Subject) -> Iterator[Finding]:
         yield note(
             "quantization-noise",
             0.3,
-            f"The draft is stored as {draft}, the target as {target}; the server runs both in the target's format.",
+            f"The draft's config says {draft}, the target's {target}; the server runs both in the target's format.",
             "Train in the format that is served, or accept the rounding.",
             {"draft": draft, "target": target},
         )

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from drafttrace.compare.audit.said_in_vain import garbled_rope
 from drafttrace.compare.draft_config import DraftConfig, Rope
 from drafttrace.tracer.errors import UnknownFormat
 
@@ -52,8 +53,15 @@ class Rotation:
 def rotation_of(config: DraftConfig, length: int) -> Rotation:
     """The rotation of a draft for texts of up to ``length`` tokens (dynamic scalings depend on it).
 
-    Raises UnknownFormat for a rope type that is none of the known ones or lacks its numbers.
+    Raises UnknownFormat for a rope type that is none of the known ones or lacks its numbers, and for fields from which
+    no scaling can be read.
     """
+    garbled = garbled_rope(config)
+    if garbled is not None:
+        raise UnknownFormat(
+            f"{config.path} has {garbled}, so it is not known how the draft turns positions; copy the training run's "
+            "rope_scaling, or drop it if training used none."
+        )
     try:
         return _rotation(config, length)
     except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:

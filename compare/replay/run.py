@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from drafttrace.compare.audit.check import gather
+from drafttrace.compare.audit.said_in_vain import unused_window
 from drafttrace.compare.audit.subject import Subject
 from drafttrace.compare.replay.findings import (
     coverage_findings,
@@ -238,6 +239,7 @@ class _Maker:
         wiring, served = self.reference(), self._server_wiring()
         yield from broken_findings(self._bench.whole, [key for w in self._scored for key in w])
         yield from unread_findings(self._bench.replayer.unread, self._bench.replayer.unserved)
+        yield from unused_window(self._subject.draft)
         if wiring is None:
             return
         best = self._scored[wiring].score

@@ -48,7 +48,7 @@ from drafttrace.compare.audit.result import CheckResult
 from drafttrace.compare.audit.sglang_rules import ALGORITHMS
 from drafttrace.compare.result import FAULT, NOTE
 from drafttrace.tracer.capture import Capture, LastState, Norm, RowTable, Slot
-from drafttrace.tracer.errors import DrafttraceError, OutputExists, UnreadableFile
+from drafttrace.tracer.errors import DrafttraceError, OutputExists, UnknownFormat, UnreadableFile
 from drafttrace.tracer.rows import ArrayRows, DType
 
 INCIDENT = (0, 3, 31)
@@ -360,6 +360,23 @@ CASES = [
     ),
     Case(
         "yarn without a factor", specforge(CANONICAL, rope_scaling={"rope_type": "yarn"}), faults=("rope-mismatch",)
+    ),
+    Case(
+        "longrope without its lists",
+        specforge(CANONICAL, rope_scaling={"rope_type": "longrope", "factor": 8.0}),
+        faults=("rope-mismatch",),
+    ),
+    Case(
+        "llama3 without its bounds",
+        specforge(CANONICAL, rope_scaling={"rope_type": "llama3", "factor": 8.0}),
+        faults=("rope-mismatch",),
+    ),
+    Case(
+        "longrope needs no factor",
+        specforge(
+            CANONICAL,
+            rope_scaling={"rope_type": "longrope", "short_factor": [1.0, 1.5], "long_factor": [2.0, 5.0]},
+        ),
     ),
     Case("another base than the target's", specforge(CANONICAL, rope_theta=500000.0), notes=("rope-mismatch",)),
     Case("a short draft", specforge(CANONICAL, max_position_embeddings=256), notes=("rope-mismatch",)),
@@ -1043,3 +1060,94 @@ def test_the_installed_class_speaks_before_the_table(tmp_path: Path) -> None:
     assert "installed class's own setter (kimi_k25.py and deepseek_v2.py)" in reading.note
     table = check(target, draft, sglang_version="0.5.12").readings[-1]
     assert "built-in table" in table.note and table.boundaries == (3, 31, 59)
+
+
+GARBLED_ROPES: list[tuple[Any, str]] = [
+    ("yarn", "rope_scaling 'yarn', which is no object"),
+    ("x", "rope_scaling 'x', which is no object"),
+    ([8.0], "rope_scaling [8.0], which is no object"),
+    (True, "rope_scaling True, which is no object"),
+    ({"factor": 8.0}, "rope_scaling {'factor': 8.0} without a rope_type"),
+    ({"rope_type": 5, "factor": 8.0}, "the rope_type 5, which is no text"),
+    ({"type": "yarn", "factor": "8"}, "'factor': '8', which is no number"),
+    ({"type": "linear", "factor": 0}, "'factor': 0, which is not above zero"),
+    (
+        {"type": "longrope", "short_factor": 2, "long_factor": [2.0]},
+        "'short_factor': 2, which is no list of numbers",
+    ),
+    ({"full_attention": {"factor": 2.0}}, "rope_scaling.full_attention {'factor': 2.0} without a rope_type"),
+]
+
+
+@pytest.mark.parametrize("field_name", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize(("value", "words"), GARBLED_ROPES, ids=lambda v: str(v)[:30])
+def test_a_garbled_rope_scaling_is_said_and_never_replayed(
+    value: Any, words: str, field_name: str, tmp_path: Path
+) -> None:
+    """It was read as no scaling at all, without a word."""
+    from drafttrace.compare.draft_config import read_draft_config
+    from drafttrace.compare.replay.rope import rotation_of
+
+    target = write_target(tmp_path / "target")
+    draft = write_draft(tmp_path / "draft", specforge(CANONICAL, **{field_name: value}))
+    words = words.replace("rope_scaling", field_name)
+    result = check(target, draft, sglang_version="0.5.23")
+    assert result.exit_code == 1
+    assert any(f.id == "rope-mismatch" and words in f.summary for f in result.findings), result.findings
+    with pytest.raises(UnknownFormat) as refused:
+        rotation_of(read_draft_config(draft), 64)
+    assert words in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"rope_scaling": None},
+        {"rope_scaling": {}},
+        {"rope_parameters": {"rope_theta": 10000.0}},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+    ],
+    ids=str,
+)
+def test_a_rope_without_scaling_is_not_garbled(fields: dict[str, Any], tmp_path: Path) -> None:
+    draft = write_draft(tmp_path / "draft", specforge(CANONICAL, **fields))
+    assert check(write_target(tmp_path / "target"), draft, sglang_version="0.5.23").exit_code == 0
+
+
+WINDOW_ALONE = '"sliding_window": 16'
+
+
+@pytest.mark.parametrize(
+    ("fields", "noted"),
+    [
+        ({"sliding_window": 16}, True),
+        ({"sliding_window": 16, "layer_types": "sliding_attention"}, True),
+        ({"sliding_window": 16, "use_sliding_window": False}, False),
+        ({"sliding_window": 16, "layer_types": ["full_attention"]}, False),
+        ({"sliding_window": 16, "layer_types": ["sliding_attention"]}, False),
+        ({"sliding_window": None}, False),
+        ({"sliding_window": 16, "model_type": "mistral"}, False),
+    ],
+    ids=str,
+)
+def test_a_sliding_window_that_nothing_switches_on_is_noted(
+    fields: dict[str, Any], noted: bool, tmp_path: Path
+) -> None:
+    """check and replay dropped it without a word."""
+    draft = write_draft(tmp_path / "draft", specforge(CANONICAL, **fields))
+    result = check(write_target(tmp_path / "target"), draft, sglang_version="0.5.23")
+    said = [f for f in result.findings if f.id == "window-mismatch" and WINDOW_ALONE in f.summary]
+    assert len(said) == noted
+    assert all(f.severity == NOTE and "--speculative-draft-window-size 15" in f.remedy for f in said)
+
+
+def test_the_dtype_notes_do_not_contradict_each_other(tmp_path: Path) -> None:
+    """One said that the weights are stored as bfloat16, the next that the draft is stored as float16."""
+    target = write_target(tmp_path / "target")
+    tensors = {k: v.bfloat16() if v.is_floating_point() else v for k, v in draft_tensors().items()}
+    draft = write_draft(tmp_path / "draft", specforge(CANONICAL, torch_dtype="float16"), tensors)
+    result = check(target, draft, sglang_version="0.5.23")
+    texts = {f.id: f.summary for f in result.findings}
+    assert "is stored as bfloat16" in texts["dtype-reinterpretation"]
+    assert "config says float16" in texts["quantization-noise"]
+    assert not any("stored as float16" in text for text in texts.values())

@@ -17,7 +17,7 @@ from drafttrace.compare.replay.score import chain_lengths
 from drafttrace.compare.replay.texts import Text, text_of
 from drafttrace.compare.result import FAULT
 from drafttrace.tracer.capture import Accepted, Capture, Norm, Phase
-from drafttrace.tracer.errors import DrafttraceError, NothingToCompare
+from drafttrace.tracer.errors import DrafttraceError, NothingToCompare, UnknownFormat
 
 TRUTH = (0, 3, 31)
 
@@ -318,3 +318,21 @@ def test_the_window_of_a_traced_server_is_what_its_draft_is_replayed_with(tmp_pa
         about = {"server_args": {"speculative_draft_window_size": size}}
         traced = replay(dataclasses.replace(capture, about=about), world.draft, world.target, switches=False)
         assert tuple(traced.served_switches["windows"]) == seen
+
+
+def test_a_sliding_window_that_nothing_switches_on_is_noted_by_the_replay(tmp_path: Path) -> None:
+    world = make_world(tmp_path, TRUTH, ids=[-1, 2, 30], sliding_window=16)
+    result = replay(world.capture(TRUTH), world.draft, world.target, sglang_version="0.5.23", steps=1)
+    said = [f for f in result.findings if f.id == "window-mismatch"]
+    assert len(said) == 1 and said[0].severity == "note" and '"sliding_window": 16' in said[0].summary
+    assert result.exit_code == 0
+    healthy = make_world(tmp_path / "healthy", TRUTH, ids=[-1, 2, 30])
+    result = replay(healthy.capture(TRUTH), healthy.draft, healthy.target, sglang_version="0.5.23", steps=1)
+    assert "window-mismatch" not in {f.id for f in result.findings}
+
+
+@pytest.mark.parametrize("scaling", ["yarn", "x", {"factor": 8.0}], ids=str)
+def test_a_garbled_rope_scaling_is_refused_by_name(tmp_path: Path, scaling: object) -> None:
+    world = make_world(tmp_path, TRUTH, rope_scaling=scaling)
+    with pytest.raises(UnknownFormat, match=r"config\.json has rope_scaling "):
+        replay(world.capture(TRUTH), world.draft, world.target, sglang_version="0.5.23", steps=1)

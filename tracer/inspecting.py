@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from drafttrace.tracer.boundary import boundary_name, canonical_wiring
-from drafttrace.tracer.capture import Accepted, Capture, Norm, Phase
-from drafttrace.tracer.dumps.build import ASSUMED, UncutRows
+from drafttrace.tracer.assumed_checks import default_refuted, judged
+from drafttrace.tracer.boundary import boundary_name
+from drafttrace.tracer.capture import Accepted, Capture, Norm, Phase, Slot
+from drafttrace.tracer.dumps.build import UncutRows, assumed_wiring
 from drafttrace.tracer.dumps.registry import FieldMap, Request
 from drafttrace.tracer.inspect_render import render
 from drafttrace.tracer.open import open_numbered
@@ -140,13 +141,11 @@ def inspect_capture(
     Raises DrafttraceError where the file cannot be read.
     """
     asked = request or Request()
-    layers: int | None = None
     if target is not None:
         from drafttrace.tracer.target_weights import read_shape
 
         shape = read_shape(target)
-        layers = shape.layers
-        asked = asked.told(shape.hidden_size, layers)
+        asked = asked.told(shape.hidden_size, shape.layers)
     asked = dataclasses.replace(asked, lenient=True)
     capture, count = open_numbered(spec, format=format, sample=sample, mapping=mapping, request=asked)
     checks = check_stored_shift(capture)
@@ -154,9 +153,8 @@ def inspect_capture(
         from drafttrace.tracer.target_weights import TargetWeights
 
         checks += check_values(capture, TargetWeights(target))
-    return _inspection(
-        capture, count, checks, layers, _text(capture, tokenizer or target, tokenizer is not None), target
-    )
+    text = _text(capture, tokenizer or target, tokenizer is not None)
+    return _inspection(capture, count, checks, text, target)
 
 
 def _rows(count: int, first: int | None) -> str:
@@ -181,7 +179,7 @@ def _text(capture: Capture, folder: Path | None, wanted: bool) -> str | None:
 
 
 def _inspection(
-    capture: Capture, count: int, checks: list[Check], layers: int | None, text: str | None, target: Path | None
+    capture: Capture, count: int, checks: list[Check], text: str | None, target: Path | None
 ) -> Inspection:
     mask = capture.mask
     known = np.flatnonzero(capture.tokens >= 0)
@@ -200,7 +198,7 @@ def _inspection(
         mask_ones=None if mask is None else int((mask != 0).sum()),
         mask_offset=capture.mask_offset,
         complete=capture.complete,
-        states=tuple(_states(capture, checks, layers)),
+        states=tuple(_states(capture, checks)),
         phases=_counts(capture.table.phase, Phase),
         accepted=_counts(capture.table.accepted, Accepted),
         draft_tensors={} if capture.draft is None else {k: v.shape for k, v in capture.draft.tensors.items()},
@@ -265,7 +263,7 @@ def _statistics(
     return found
 
 
-def _states(capture: Capture, checks: list[Check], layers: int | None) -> list[StateView]:
+def _states(capture: Capture, checks: list[Check]) -> list[StateView]:
     whole = _whole_statistics(capture)
 
     def view(
@@ -275,7 +273,8 @@ def _states(capture: Capture, checks: list[Check], layers: int | None) -> list[S
         told = boundary is not None or role != "slot"
         is_embedding = boundary == 0 or probably.startswith("B0") or (False if told else None)
         statistics = _statistics(capture, tap, rows, is_embedding, whole)
-        return StateView(role, name, rows.shape, rows.dtype.value, boundary, source, norm, statistics, probably)
+        judgement = judged(source, name, boundary, role == "last", checks)
+        return StateView(role, name, rows.shape, rows.dtype.value, boundary, judgement, norm, statistics, probably)
 
     views = [
         view(
@@ -285,7 +284,7 @@ def _states(capture: Capture, checks: list[Check], layers: int | None) -> list[S
             slot.boundary,
             slot.source,
             None,
-            _probably(slot, k, capture, checks, layers),
+            _probably(slot, k, capture, checks),
         )
         for k, slot in enumerate(capture.slots)
     ]
@@ -298,7 +297,7 @@ def _states(capture: Capture, checks: list[Check], layers: int | None) -> list[S
     return views
 
 
-def _probably(slot: Any, k: int, capture: Capture, checks: list[Check], layers: int | None) -> str:
+def _probably(slot: Slot, k: int, capture: Capture, checks: list[Check]) -> str:
     """What a slot probably is: what its values prove, else what is declared, else what trainers do by default."""
     for check in checks:
         if check.subject == slot.name and check.id == "embedding" and check.verdict in {"found", "confirmed"}:
@@ -307,9 +306,11 @@ def _probably(slot: Any, k: int, capture: Capture, checks: list[Check], layers: 
         return "slots side by side, perhaps; --hidden-size H cuts them"
     if slot.boundary is not None:
         return f"{boundary_name(slot.boundary)} (declared)"
-    if layers is not None and len(capture.slots) == 3 and ASSUMED in slot.source and capture.format != "SPEC-V1":
-        usual = canonical_wiring(layers)[k]
-        named = " or ".join(map(boundary_name, _backends(usual, capture, checks)))
+    if default_refuted(slot.source, checks):
+        return "unknown: the assumed default is refuted; compare with a reference to find out"
+    default = assumed_wiring(slot.source)
+    if default is not None and len(default) == len(capture.slots):
+        named = " or ".join(map(boundary_name, _backends(default[k], capture, checks)))
         return f"{named} if the trainer kept its default; not recorded"
     return "not recorded; compare with a reference to find out"
 

@@ -21,6 +21,7 @@ from drafttrace.tracer.rows import Floats
 from drafttrace.tracer.target_weights import TargetWeights
 
 OFFSETS = (-1, 0, 1, 2)
+_ALIKE = 0.1  # nats of mean loss that tell no reading of the norm from the other
 _CLEARLY = 0.5  # nats of mean loss that are no accident of a few rows
 _WORK = 6e10  # multiply-adds that one inspection may spend in the head
 
@@ -127,7 +128,8 @@ def _norm(
     blind = min(low.values()) >= loss_of_guessing(
         target
     )  # of losses that are worse than guessing, neither is the better
-    found = by_size if by_size == by_loss or blind or abs(low[Norm.POST] - low[Norm.PRE]) < 0.1 else Norm.UNKNOWN
+    alike = abs(low[Norm.POST] - low[Norm.PRE]) < _ALIKE
+    found = by_size if by_size == by_loss or blind or alike else Norm.UNKNOWN
     evidence = {
         "rms_without_gain_median": number(float(np.median(rms))),
         "rms_without_gain_spread": number(float(np.std(rms))),
@@ -141,8 +143,12 @@ def _norm(
         return by_loss, Check("last-norm", name, "undecided", summary, evidence)
     where = "after" if found is Norm.POST else "before"
     numbers = f"next-token loss {low[Norm.POST]:.2f} read as post, {low[Norm.PRE]:.2f} as pre"
-    if blind:
-        numbers = f"by its size alone: RMS {float(np.median(rms)):.3g} without the norm's gain"
+    if blind or alike:  # what decided is said, not what could not
+        numbers = (
+            f"by its size: RMS {float(np.median(rms)):.3g} without the norm's gain, where a normed state has 1"
+        )
+    if alike and not blind:
+        numbers += f"; the losses, {low[Norm.POST]:.2f} read as post and {low[Norm.PRE]:.2f} as pre, do not tell"
     if declared is Norm.UNKNOWN:
         return found, Check(
             "last-norm", name, "found", f"{name} stands {where} the final norm ({numbers}).", evidence

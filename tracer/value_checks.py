@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from drafttrace.tracer.assumed_checks import assumed_checks
 from drafttrace.tracer.boundary import boundary_name
 from drafttrace.tracer.capture import Capture, Ints
 from drafttrace.tracer.checked_states import Check, CheckedState, number
@@ -47,6 +48,7 @@ def check_values(capture: Capture, target: TargetWeights) -> list[Check]:
     checks.extend(_vocabulary(capture, ids, target))
     for state in fitting:
         checks.extend(embedding_checks(state, ids, target))
+    checks.extend(assumed_checks(capture, checks))
     checks.extend(last_state_checks(capture, fitting, ids, target))
     return checks
 

@@ -258,3 +258,94 @@ def test_a_state_that_knows_its_own_token_does_not_hide_the_last_state(sample: S
     knowing = sample.tensor(weights._checkpoint.floats(weights.head_name, sample.tokens.numpy()) * 4)
     found = v1(tmp_path, sample, [knowing, sample.b8, sample.b13, sample.last_pre], [1, 7, 12, 15])
     assert verdicts(found)["last-is-last", "hidden_states[3]"] == "consistent"
+
+
+def specforge(folder: Path, sample: Sample, slots: list[torch.Tensor], last: torch.Tensor) -> Inspection:
+    value = {"input_ids": sample.tokens, "loss_mask": sample.mask, "hidden_state": last[None],
+             "aux_hidden_state": torch.cat(slots, -1)[None]}  # fmt: skip
+    torch.save(value, folder / "data_0.ckpt")
+    return inspect_capture(str(folder / "data_0.ckpt"), target=TARGET)
+
+
+def source_of(found: Inspection, name: str) -> str:
+    return next(state.source for state in found.states if state.name == name)
+
+
+def test_a_default_that_the_values_refute_is_assumed_no_longer(sample: Sample, tmp_path: Path) -> None:
+    """Slot 0 was proven B0, and the other slots were still 'B8 / B13 if the trainer kept its default'."""
+    found = specforge(tmp_path, sample, [sample.embedding, sample.b2, sample.b8], sample.last_post)
+    check = next(check for check in found.checks if check.id == "assumed-default")
+    assert check.verdict == "refuted"
+    assert "ASSUMED default [B2, B8, B13]" in check.summary
+    assert "aux_hidden_state[0] is B0" in check.summary
+    assert check.summary in found.problems
+    assert found.states[0].probably.startswith("B0")
+    for k in (1, 2):
+        assert found.states[k].probably.startswith("unknown: the assumed default is refuted")
+    for k in (0, 1, 2):
+        told = source_of(found, f"aux_hidden_state[{k}]")
+        assert told.startswith("REFUTED by value (aux_hidden_state[0] is B0): ASSUMED default [B2, B8, B13]")
+
+
+def test_a_default_that_nothing_speaks_against_stays_assumed(sample: Sample, tmp_path: Path) -> None:
+    found = specforge(tmp_path, sample, [sample.b2, sample.b8, sample.b13], sample.last_post)
+    assert not any(check.id == "assumed-default" for check in found.checks)
+    assert source_of(found, "aux_hidden_state[1]").startswith("ASSUMED default [B2, B8, B13]")
+    assert found.states[1].probably == "B8 if the trainer kept its default; not recorded"
+
+
+def test_the_default_of_speculators_v1_is_its_own_and_refuted_too(sample: Sample, tmp_path: Path) -> None:
+    states = [sample.b2, sample.b8, sample.b13, sample.last_pre]
+    value = {"input_ids": sample.tokens, "loss_mask": sample.mask, "hidden_states": states}
+    torch.save(value, tmp_path / "data_0.pt")
+    found = inspect_capture(str(tmp_path), target=TARGET)
+    assert [state.probably.split(" ")[0] for state in found.states[:3]] == ["B3", "B9", "B14"]
+    torch.save(value | {"hidden_states": [sample.embedding, *states[1:]]}, tmp_path / "data_0.pt")
+    found = inspect_capture(str(tmp_path), target=TARGET)
+    check = next(check for check in found.checks if check.id == "assumed-default")
+    assert check.verdict == "refuted" and "[B3, B9, B14]" in check.summary
+
+
+def test_a_default_that_has_the_embedding_agrees_with_it() -> None:
+    """Of a target of three layers, B{2, n//2, n-3} ends in B0."""
+    from drafttrace.tracer.assumed_checks import assumed_checks, judged
+    from drafttrace.tracer.capture import Capture, RowTable
+    from drafttrace.tracer.dumps import build
+    from drafttrace.tracer.dumps.registry import Request
+    from drafttrace.tracer.dumps.tensor import StoredRows, Tensor
+    from drafttrace.tracer.rows import DType
+    from drafttrace.tracer.value_checks import Check
+
+    rows = StoredRows(Tensor.held(np.zeros((2, 4), np.float32), "fp32"), DType.FP32)
+    _, source = build.OUTPUTS.resolve(Request(layers=3), 3)
+    tokens = np.arange(2)
+    capture = Capture(path="x", format="X", recognised_by="x", tokens=tokens, table=RowTable.of_tokens(tokens, 2),
+                      slots=build.slots_of([rows] * 3, "a", None, source), valid_length=2)  # fmt: skip
+    embedding = Check("embedding", "a[2]", "found", "", {})
+    checks = assumed_checks(capture, [embedding])
+    assert [check.verdict for check in checks] == ["consistent"]
+    assert judged(source, "a[1]", None, False, checks).endswith("the values of a[2] agree")
+    moved = assumed_checks(capture, [Check("embedding", "a[0]", "found", "", {})])
+    assert [check.verdict for check in moved] == ["refuted"]
+
+
+def test_declared_sources_that_the_values_refute_say_so(sample: Sample, tmp_path: Path) -> None:
+    found = v1(tmp_path, sample, [sample.embedding, sample.b8, sample.b13, sample.last_post], [1, 7, 12, 15])
+    assert source_of(found, "hidden_states[0]").startswith("REFUTED by value (hidden_states[0] is B0): data_config")
+    assert source_of(found, "hidden_states[1]").startswith("data_config")
+    assert source_of(found, "hidden_states[3]").startswith("REFUTED by value (it stands after the final norm)")
+    inner = v1(tmp_path, sample, [sample.b2, sample.b8, sample.b13, sample.b2], [1, 7, 12, 15])
+    assert "it is no last state" in source_of(inner, "hidden_states[3]")
+
+
+def test_the_evidence_that_decides_the_norm_is_what_is_printed(sample: Sample, tmp_path: Path) -> None:
+    """'confirmed ... (next-token loss 0.15 read as post, 0.14 as pre)': the losses spoke for the other side."""
+    after = specforge(tmp_path, sample, [sample.b2, sample.b8, sample.b13], sample.last_post)
+    check = next(check for check in after.checks if check.id == "last-norm")
+    losses = check.evidence["next_token_loss_as_post"], check.evidence["next_token_loss_as_pre"]
+    assert check.verdict == "confirmed" and abs(losses[0] - losses[1]) < 0.1
+    assert "by its size: RMS 1" in check.summary and "do not tell" in check.summary
+    (tmp_path / "data_0.ckpt").unlink()
+    before = v1(tmp_path, sample, [sample.b2, sample.b8, sample.b13, sample.last_pre], [1, 7, 12, 15])
+    check = next(check for check in before.checks if check.id == "last-norm")
+    assert "next-token loss" in check.summary and "size" not in check.summary

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from drafttrace.tracer.boundary import canonical_wiring, parse_wiring, wiring_name
 from drafttrace.tracer.capture import Capture, Ints, LastState, Norm, RowTable, Slot
 from drafttrace.tracer.dumps.document import Document
 from drafttrace.tracer.dumps.registry import Request
@@ -218,28 +220,38 @@ def check_ids(request: Request, counts: Collection[int]) -> None:
 @dataclass(frozen=True)
 class Convention:
     """How a project numbers layers: ``O`` (output of layer id = B(id + 1)) or ``B`` (stream entering layer id),
-    and the rule it uses where nobody says otherwise."""
+    and the rule it uses where nobody says otherwise. canonical: whether that rule makes three slots B{2, n//2, n-3}."""
 
     letter: str
     rule: str
+    canonical: bool = True
 
     def boundary(self, layer_id: int) -> int:
         return layer_id + 1 if self.letter == "O" else layer_id
 
-    def resolve(self, request: Request, count: int, layers_rule: Sequence[int] | None = None) -> tuple[
-        list[int | None] | None, str
-    ]:  # fmt: skip
+    def resolve(self, request: Request, count: int) -> tuple[list[int | None] | None, str]:
         """Boundaries of ``count`` slots and where they come from. Without ids from the user they stay unknown, and
         the source says what the project would have done. Raises DrafttraceError for another number of ids."""
         check_ids(request, {count})
         if request.layer_ids is not None and len(request.layer_ids) == count:
             ids: list[int | None] = [self.boundary(k) for k in request.layer_ids]
             return ids, f"layer ids given by the user, {self.letter}(id)"
-        default = f"{ASSUMED}: {self.rule}; the file records no layer ids"
-        if layers_rule is not None and len(layers_rule) == count:
-            spelled = ", ".join(f"B{k}" for k in layers_rule)
-            default = f"{ASSUMED} [{spelled}]: {self.rule}; the file records no layer ids"
-        return None, default
+        n = request.layers
+        usual = canonical_wiring(n) if self.canonical and n is not None and count == 3 else None
+        return None, f"{assumed(usual, n)}: {self.rule}; the file records no layer ids"
+
+
+def assumed(wiring: Sequence[int] | None, layers: int | None) -> str:
+    """How a source begins that records nothing: with the boundaries of the default, where ``layers`` tells them."""
+    if wiring is None or layers is None or not all(0 <= k <= layers for k in wiring):
+        return ASSUMED
+    return f"{ASSUMED} {wiring_name(wiring)}"
+
+
+def assumed_wiring(source: str) -> tuple[int, ...] | None:
+    """The boundaries of the default that a source names as :func:`assumed` writes them; None where it names none."""
+    found = re.search(rf"{ASSUMED} (\[[B\d, ]+\])", source)
+    return None if found is None else parse_wiring(found[1])
 
 
 STATE_FIELDS = frozenset({

@@ -16,7 +16,7 @@ from drafttrace.tracer.dumps.build import OUTPUTS, Convention
 from drafttrace.tracer.dumps.document import Document
 from drafttrace.tracer.dumps.registry import Layout, Request, register
 
-_FLASH = Convention("O", "O(id) for the ids of the draft's target_layer_ids")
+_FLASH = Convention("O", "O(id) for the ids of the draft's target_layer_ids", False)
 _POST = "AngelSlim convention: after the final norm (a vLLM run whose norm hook failed stores the state before it)"
 
 
@@ -31,9 +31,7 @@ def _read_eagle3(document: Document, _inner: int, request: Request) -> Capture:
     path = document.path
     tokens = build.token_ids(build.field(document, "input_ids"), "input_ids", path)
     states = build.slots_and_last(document, "hidden_states", "target_hiddens", request, (Norm.POST, _POST))
-    count, n = len(states.parts), request.layers
-    rule = [2, n // 2, n - 3] if n is not None and count == 3 else None
-    boundaries, source = OUTPUTS.resolve(request, count, rule)
+    boundaries, source = OUTPUTS.resolve(request, len(states.parts))
     return build.capture(
         path,
         "AS-EAGLE3",

@@ -19,7 +19,9 @@ from drafttrace.tracer.dumps.registry import Layout, Request, register
 from drafttrace.tracer.dumps.tensor import Tensor
 from drafttrace.tracer.rows import Rows
 
-FLASH = Convention("O", "O(id) for the ids of dflash_config.target_layer_ids, else evenly spaced from 1 to n-3")
+FLASH = Convention(
+    "O", "O(id) for the ids of dflash_config.target_layer_ids, else evenly spaced from 1 to n-3", False
+)
 _POST = "SpecForge convention: what SGLang hands to its logits processor, after the final norm"
 # Widths that no hidden size and no three hidden sizes of a public target reach, but vocabularies do.
 _VOCABULARY = 50_000
@@ -95,9 +97,7 @@ def _sample(
 ) -> Capture:
     """What every SpecForge layout shares: mask, padding, assumed layer ids."""
     path = document.path
-    n = request.layers
-    rule = [2, n // 2, n - 3] if n is not None and convention is OUTPUTS and len(parts) == 3 else None
-    boundaries, source = convention.resolve(request, len(parts), rule)
+    boundaries, source = convention.resolve(request, len(parts))
     mask = build.mask_of(document.value.get("loss_mask"), path)
     attention = build.mask_of(document.value.get("attention_mask"), path, "attention_mask")
     valid = build.valid_length(tokens, mask, attention)

@@ -69,9 +69,7 @@ def _read_current(document: Document, layout: str, why: str, request: Request) -
     scales = _scales(document, states)
     parts = build.axis_slots(states, "hidden_states", path, 1, scales)
     count = len(parts) - 1
-    n = request.layers
-    rule = [2, n // 2, n - 3] if n is not None and count == 3 else None
-    boundaries, source = ENTRIES.resolve(request, count, rule)
+    boundaries, source = ENTRIES.resolve(request, count)
     mask, arrow, note = (None, None, "") if request.tokens_only else mask_for(path, tokens)
     last = build.last_state(
         f"hidden_states[{count}]",
@@ -256,7 +254,9 @@ def _v1_ids(
         return given[:count], "layer ids given by the user, O(id)", []
     block = (config or {}).get("hidden_states")
     ids = block.get("layer_ids") if isinstance(block, dict) else None
-    default = f"{ASSUMED}: O{{2, n//2, n-3}} = B{{3, n//2+1, n-2}}, then O(n-1) = B(n)"
+    n = request.layers
+    usual = (3, n // 2 + 1, n - 2) if n is not None and count == 4 else None
+    default = f"{build.assumed(usual, n)}: O{{2, n//2, n-3}} = B{{3, n//2+1, n-2}}, then O(n-1) = B(n)"
     if ids is None:
         where = "no data_config.json beside it" if config_path is None else f"no layer_ids in {config_path.name}"
         return unknown, f"{default}; {where}", []

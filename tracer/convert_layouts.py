@@ -12,11 +12,12 @@ import numpy as np
 from drafttrace.tracer.boundary import boundary_name
 from drafttrace.tracer.capture import Ints, Norm
 from drafttrace.tracer.convert_companions import ArrowTable, Companions, LayerIds
-from drafttrace.tracer.convert_recording import ORIGIN
+from drafttrace.tracer.convert_recording import ORIGIN, is_trace
 from drafttrace.tracer.convert_sample import (
     Sample,
     blocks,
     covered,
+    each_by_itself,
     gaps,
     kind_of,
     last_on,
@@ -74,8 +75,11 @@ def _to_safetensors(source: Sample, out: Path) -> None:
     if source.layers is not None:
         metadata["layers"] = str(source.layers)
     if not by_boundary:
+        given_up = source.capture.last is not None
         raise DrafttraceError(
-            f"'{source.capture.path}' has no states with a known boundary; say which they are with --layer-ids."
+            f"'{source.capture.path}' has no states besides its last one; leave out --lose last-state."
+            if given_up
+            else f"'{source.capture.path}' has no states, so there is nothing to write; give another file."
         )
     from drafttrace import __version__
 
@@ -96,16 +100,23 @@ def _named_slots(source: Sample, layout: str) -> dict[int, Rows]:
     for slot in capture.slots:
         if slot.boundary is None:
             raise DrafttraceError(
-                f"{layout} names the boundary of every slot, and '{capture.path}' does not say that of {slot.name}; say "
-                "it with --layer-ids or --boundaries, or convert to speculators."
+                f"{layout} names the boundary of every slot, and '{capture.path}' does not say that of {slot.name}; "
+                f"{_say_boundaries(source)}."
             )
         if slot.boundary in named:
             raise DrafttraceError(
                 f"{layout} holds a boundary once, and '{capture.path}' declares {boundary_name(slot.boundary)} for two "
-                "slots; convert to speculators-v1."
+                f"slots; {each_by_itself(source)}."
             )
         named[slot.boundary] = slot.rows
     return named
+
+
+def _say_boundaries(source: Sample) -> str:
+    """How this kind of source is told its boundaries; a trace has what its server said."""
+    if is_trace(source.capture):
+        return "choose another layout, such as --to trace"
+    return f"say it with {'--boundaries' if source.capture.format == 'MAPPED' else '--layer-ids'}"
 
 
 def _named_last(source: Sample, layout: str) -> tuple[int, Rows] | None:
@@ -118,12 +129,13 @@ def _named_last(source: Sample, layout: str) -> tuple[int, Rows] | None:
         raise DrafttraceError(
             f"The number of layers of '{capture.path}' is not known, so its last state has no name; give --target DIR."
         )
-    rows = last_on(source, Norm.PRE, layout)
+    more = bool(capture.slots or capture.boundaries or capture.embed is not None)
+    rows = last_on(source, Norm.PRE, layout, may_lose=more)
     for slot in capture.slots:
         if slot.boundary == k and not same_rows(source, slot.rows, rows):
             raise DrafttraceError(
                 f"{layout} holds a boundary once, and {slot.name} of '{capture.path}' is declared {boundary_name(k)} as "
-                "its last state is, with other numbers; convert to speculators-v1."
+                f"its last state is, with other numbers; {each_by_itself(source)}."
             )
     return k, rows
 
@@ -152,7 +164,8 @@ def _write_stacked(
     widths = {part.width for part in parts}
     if len(widths) != 1:
         raise DrafttraceError(
-            f"The states of '{source.capture.path}' are {sorted(widths)} wide; a stack has one width."
+            f"The states of '{source.capture.path}' are {sorted(widths)} wide, and a stack has one width; "
+            f"{each_by_itself(source)}."
         )
     shape = (len(source), len(parts), widths.pop())
     specs: dict[str, tuple[str, tuple[int, ...]]] = {

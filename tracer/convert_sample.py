@@ -75,8 +75,8 @@ def one_row_per_token(
     tokens = capture.tokens[: last + 1]
     if (tokens < 0).any() and "first-token" not in lose:
         raise DrafttraceError(
-            f"'{capture.path}' does not keep token {int(np.flatnonzero(tokens < 0)[0])}; give up 'first-token' to write "
-            "0 in its place."
+            f"'{capture.path}' does not keep token {int(np.flatnonzero(tokens < 0)[0])}; write 0 in its place with "
+            "--lose first-token."
         )
     tokens = np.where(tokens < 0, 0, tokens)
     every = np.concatenate([tokens, capture.tokens[last + 1 : capture.valid_length or None]])
@@ -128,13 +128,23 @@ def one_kind(source: Sample, parts: Sequence[Rows]) -> str:
     kinds = {kind_of(part) for part in parts}
     if len(kinds) != 1:
         raise DrafttraceError(
-            f"The states of '{source.capture.path}' have the number formats {', '.join(sorted(kinds))}; a stacked layout "
-            "holds one."
+            f"The states of '{source.capture.path}' have the number formats {', '.join(sorted(kinds))}, and a stacked "
+            f"layout holds one; {each_by_itself(source)}."
         )
     return kinds.pop()
 
 
 # --- what a layout cannot hold -------------------------------------------------------------------------------
+
+
+def inside(layout: str) -> str:
+    """The name of a layout, which begins a sentence, in the middle of one."""
+    return layout[0].lower() + layout[1:]
+
+
+def each_by_itself(source: Sample) -> str:
+    """The remedy where states are no stack: speculators v1 stores each as a tensor of its own, and needs a mask."""
+    return "choose --to speculators-v1" + (" with --mask-ones" if source.mask is None else "")
 
 
 def refuse(source: Sample, loss: str, layout: str, why: str) -> None:
@@ -146,7 +156,8 @@ def refuse(source: Sample, loss: str, layout: str, why: str) -> None:
 def need_slots(source: Sample, layout: str) -> None:
     if not source.capture.slots:
         raise DrafttraceError(
-            f"'{source.capture.path}' has no slots, and {layout} needs them; choose another layout."
+            f"'{source.capture.path}' has no slots, and {inside(layout)} needs them; choose another layout, such as "
+            "--to trace."
         )
 
 
@@ -229,17 +240,22 @@ def refuse_mask(source: Sample, layout: str) -> None:
 def need_mask(source: Sample, layout: str) -> Ints:
     if source.mask is None:
         raise DrafttraceError(
-            f"'{source.capture.path}' has no loss mask, which {layout} needs; give --mask-ones to weight every token."
+            f"'{source.capture.path}' has no loss mask, which {inside(layout)} needs; give --mask-ones to weight "
+            "every token."
         )
     return source.mask
 
 
-def last_on(source: Sample, wanted: Norm, layout: str) -> Rows:
-    """The last state on the wanted side of the final norm. Raises DrafttraceError where it is not to be had."""
+def last_on(source: Sample, wanted: Norm, layout: str, *, may_lose: bool = False) -> Rows:
+    """The last state on the wanted side of the final norm. Raises DrafttraceError where it is not to be had.
+
+    may_lose: the layout can do without.
+    """
     last = source.capture.last
     if last is None:
         raise DrafttraceError(
-            f"'{source.capture.path}' has no last state, and {layout} stores one; choose another layout."
+            f"'{source.capture.path}' has no last state, and {inside(layout)} stores one; choose another layout, such "
+            "as --to trace."
         )
     if gaps(source.capture, "last", source.index):
         raise DrafttraceError(f"'{source.capture.path}' lacks the last state for some tokens; record it again.")
@@ -248,7 +264,14 @@ def last_on(source: Sample, wanted: Norm, layout: str) -> Rows:
     side = {Norm.PRE: "before", Norm.POST: "after", Norm.UNKNOWN: "on an unknown side of"}
     if wanted is Norm.POST and last.norm is Norm.PRE and source.target is not None:
         return _Normed(last.rows, source.target)
-    remedy = "give --target DIR to norm it" if last.norm is Norm.PRE else "make it with drafttrace reference"
+    if last.norm is Norm.PRE:
+        remedy = "give --target DIR to norm it"
+    elif last.norm is Norm.UNKNOWN and source.capture.format == "MAPPED":
+        remedy = f"say where it stands with --last-norm {wanted}"
+    else:
+        remedy = "make it with drafttrace reference --target DIR"
+    if may_lose:
+        remedy += ", or give it up with --lose last-state"
     raise DrafttraceError(
         f"{layout} stores the last state {side[wanted]} the final norm, and '{source.capture.path}' has it "
         f"{side[last.norm]} it; {remedy}."
@@ -256,13 +279,14 @@ def last_on(source: Sample, wanted: Norm, layout: str) -> Rows:
 
 
 class _Normed(Rows):
-    """A last state after the target's final norm, rounded to the number format that it came in."""
+    """A last state after the target's final norm, rounded to the number format that it came in; of fp8 as float32."""
 
     def __init__(self, rows: Rows, target: Path) -> None:
         from drafttrace.tracer.target_weights import TargetWeights
 
         self._rows, self._target = rows, TargetWeights(target)
-        self.shape, self.dtype = rows.shape, rows.dtype
+        self.shape = rows.shape
+        self.dtype = DType.FP32 if rows.dtype in {DType.FP8_E4M3, DType.FP8_E5M2} else rows.dtype
 
     def raw(self, start: int, stop: int) -> Array:
         values = self._target.final_norm(self._rows.floats(start, stop))
@@ -270,6 +294,4 @@ class _Normed(Rows):
             bits = values.view(np.uint32)
             rounded: Array = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
             return rounded
-        if self.dtype in {DType.FP8_E4M3, DType.FP8_E5M2}:
-            raise DrafttraceError("A last state in fp8 cannot be normed without loss; store it as bf16 first.")
         return values.astype(self.dtype.storage)

@@ -46,7 +46,10 @@ def planned_changes(subject: Subject) -> dict[str, Any]:
     head = matrix_shape(subject.draft_weights, "lm_head.weight")
     if head is not None and draft.tied:
         changes["tie_word_embeddings"] = False
-    if head is not None and draft.draft_vocab_size != head[0] and head[0] <= draft.vocab_size:
+    whole = (
+        head is not None and head[1] == draft.hidden_size and subject.draft_weights.shape("d2t") in (None, head[:1])
+    )
+    if head is not None and whole and draft.draft_vocab_size != head[0] and head[0] <= draft.vocab_size:
         changes["draft_vocab_size"] = head[0]
     slots = subject.fc_slots
     if slots is not None and draft.num_aux is not None and draft.num_aux != slots:

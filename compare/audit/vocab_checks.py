@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from drafttrace.compare.audit.subject import Subject, fault
+from drafttrace.compare.draft_weights import matrix_shape
 from drafttrace.compare.result import Finding
 
 Ints = npt.NDArray[np.int64]
@@ -99,11 +100,21 @@ def vocabulary_findings(subject: Subject, found: VocabularyMap | None) -> Iterat
             "vocab-map-range",
             0.9,
             f"d2t has {found.draft_vocab} entries, draft_vocab_size is {pruned}.",
-            f'"draft_vocab_size": {found.draft_vocab}, if lm_head has as many rows.',
+            _length_remedy(subject, found.draft_vocab, pruned),
             {"d2t": found.draft_vocab, "draft_vocab_size": pruned},
         )
     yield from _reading(subject, found, vocab)
     yield from _against_t2d(subject, found)
+
+
+def _length_remedy(subject: Subject, entries: int, pruned: int) -> str:
+    """Which of d2t's length and draft_vocab_size is wrong: the rows of the head tell."""
+    head = matrix_shape(subject.draft_weights, "lm_head.weight")
+    if head is None or head[0] == entries:
+        return f'"draft_vocab_size": {entries}' + ("" if head is not None else ", if training used as many tokens.")
+    if head[0] == pruned:
+        return f"Export d2t again with {pruned} entries: lm_head has as many rows, so draft_vocab_size is right."
+    return f"Export d2t and lm_head of one training run: lm_head has {head[0]} rows, d2t {entries} entries."
 
 
 def _reading(subject: Subject, found: VocabularyMap, vocab: int) -> Iterator[Finding]:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from drafttrace.compare.audit.sglang_rules import honoured
+from drafttrace.compare.audit.shape_remedies import D2T, Shapes
+from drafttrace.compare.audit.shape_remedies import HEAD as HEAD_WEIGHT
 from drafttrace.compare.audit.subject import Subject, fault, note
 from drafttrace.compare.draft_weights import VOCABULARY_MAPS, expected_shapes, matrix_shape, split_fused
 from drafttrace.compare.result import Finding
@@ -91,12 +93,15 @@ def _state(values: Floats) -> str:
     return "alive"
 
 
+def _shapes(subject: Subject) -> Shapes:
+    return Shapes(subject.draft, subject.draft_weights, len(subject.served.wiring or ()) or 3)
+
+
 def _missing_and_wrong(subject: Subject) -> Iterator[Finding]:
-    have: dict[str, str] = {part: name for name in subject.draft_weights.names for part in split_fused(name)}
+    have = {part for name in subject.draft_weights.names for part in split_fused(name)}
     slots = subject.fc_slots or len(subject.served.wiring or ()) or 3
     for name, shape in expected_shapes(subject.draft, slots).items():
-        stored = have.get(name)
-        if stored is None:
+        if name not in have:
             yield fault(
                 "weights-missing",
                 0.95,
@@ -106,21 +111,10 @@ def _missing_and_wrong(subject: Subject) -> Iterator[Finding]:
                 f"{_files(subject)}.",
                 {"tensor": name, "shape": list(shape)},
             )
-        elif stored == name and subject.draft_weights.shape(name) != shape:
-            info = subject.draft_weights.info(name)
-            yield fault(
-                "weights-missing",
-                0.9,
-                f"'{info.name}' has the shape {list(info.shape)}, the config asks for {list(shape)}.",
-                f"Put the config.json of the run that wrote {info.file.name} beside it, or export '{info.name}' again as "
-                f"{list(shape)}.",
-                {
-                    "tensor": name,
-                    "file": info.file.name,
-                    "found": list(info.shape),
-                    "expected": list(shape),
-                },
-            )
+    shapes = _shapes(subject)
+    for name in shapes.wrong():
+        if name not in (HEAD_WEIGHT, D2T):  # these depend on more than their shape
+            yield _wrong_shape(shapes, name, 0.9)
     for first, second in subject.draft_weights.clashes:
         yield fault(
             "weights-replaced",
@@ -131,18 +125,23 @@ def _missing_and_wrong(subject: Subject) -> Iterator[Finding]:
         )
 
 
+def _wrong_shape(shapes: Shapes, name: str, sure: float) -> Finding:
+    found, asked = shapes.wrong()[name]
+    info = shapes.weights.info(name)
+    return fault(
+        "weights-missing",
+        sure,
+        f"'{info.name}' has the shape {list(found)}, the config asks for {list(asked)}.",
+        shapes.remedy(name),
+        {"tensor": name, "file": info.file.name, "found": list(found), "expected": list(asked)},
+    )
+
+
 def _head_and_embedding(subject: Subject) -> Iterator[Finding]:
-    draft, head = subject.draft, matrix_shape(subject.draft_weights, "lm_head.weight")
-    rows = draft.draft_vocab_size or draft.vocab_size
-    if head is None and "lm_head.weight" in subject.draft_weights:
-        shape = list(subject.draft_weights.shape("lm_head.weight") or ())
-        yield fault(
-            "weights-missing",
-            0.95,
-            f"'lm_head.weight' has the shape {shape}, the config asks for {[rows, draft.hidden_size]}.",
-            "Export lm_head.weight again.",
-            {"tensor": "lm_head.weight", "found": shape, "expected": [rows, draft.hidden_size]},
-        )
+    draft, head = subject.draft, matrix_shape(subject.draft_weights, HEAD_WEIGHT)
+    shapes = _shapes(subject)
+    if head is None and HEAD_WEIGHT in subject.draft_weights:
+        yield _wrong_shape(shapes, HEAD_WEIGHT, 0.95)
         return
     if head is None and draft.draft_vocab_size is not None and not draft.tied:
         yield fault(
@@ -158,17 +157,16 @@ def _head_and_embedding(subject: Subject) -> Iterator[Finding]:
             "weights-replaced",
             0.7,
             "The checkpoint has its own lm_head, but without draft_vocab_size SGLang replaces it with the target's.",
-            f'"draft_vocab_size": {head[0]}',
-            {"tensor": "lm_head.weight", "rows": head[0]},
+            f'"draft_vocab_size": {head[0]}'
+            + (
+                ""
+                if head[1] == draft.hidden_size
+                else f", and export lm_head.weight again as {[head[0], draft.hidden_size]}: it is {head[1]} wide."
+            ),
+            {"tensor": HEAD_WEIGHT, "rows": head[0]},
         )
-    elif head is not None and not draft.tied and head != (rows, draft.hidden_size):
-        yield fault(
-            "weights-missing",
-            0.95,
-            f"'lm_head.weight' has the shape {list(head)}, the config asks for {[rows, draft.hidden_size]}.",
-            f'"draft_vocab_size": {head[0]}',
-            {"tensor": "lm_head.weight", "found": list(head), "expected": [rows, draft.hidden_size]},
-        )
+    elif head is not None and not draft.tied and HEAD_WEIGHT in shapes.wrong():
+        yield _wrong_shape(shapes, HEAD_WEIGHT, 0.95)
     yield from _own_embedding(subject)
 
 

@@ -1151,3 +1151,83 @@ def test_the_dtype_notes_do_not_contradict_each_other(tmp_path: Path) -> None:
     assert "is stored as bfloat16" in texts["dtype-reinterpretation"]
     assert "config says float16" in texts["quantization-noise"]
     assert not any("stored as float16" in text for text in texts.values())
+
+
+SHAPES: list[tuple[str, dict[str, Any], dict[str, torch.Tensor], str, str | None]] = [
+    (
+        "head's width",
+        {},
+        {"lm_head.weight": torch.rand(PRUNED, 12)},
+        "as [48, 16]: it has width 12 instead of 16",
+        None,
+    ),
+    ("head's rows", {"draft_vocab_size": 40}, {}, '"draft_vocab_size": 48', None),
+    (
+        "head's rows alone",
+        {},
+        {"lm_head.weight": torch.rand(40, HIDDEN)},
+        "as [48, 16]: it has rows 40 instead",
+        None,
+    ),
+    ("head's both", {}, {"lm_head.weight": torch.rand(40, 12)}, "rows 40 instead of 48 and width 12 instead", None),
+    ("head's rank", {}, {"lm_head.weight": torch.rand(PRUNED)}, "as [48, 16]: it has to be of 2 dimensions", None),
+    ("all widths", {"hidden_size": 12, "target_hidden_size": HIDDEN, "head_dim": 4}, {}, '"hidden_size": 16', None),
+    ("mlp's width", {"intermediate_size": 32}, {}, '"intermediate_size": 24', None),
+    (
+        "one mlp matrix",
+        {},
+        {"midlayer.mlp.up_proj.weight": torch.rand(20, HIDDEN)},
+        "as [24, 16]: it has rows 20 instead of 24, the rest fits",
+        None,
+    ),
+    ("query heads", {"num_attention_heads": 2, "head_dim": 4}, {}, '"num_attention_heads": 4', None),
+    ("key heads", {"num_key_value_heads": 4}, {}, '"num_key_value_heads": 2', None),
+    ("a norm", {}, {"norm.weight": torch.rand(8)}, "as [16]: it has length 8 instead of 16", None),
+    ("embedding", {}, {"embed_tokens.weight": torch.rand(VOCAB, 12)}, "as [96, 16]: it has width 12", None),
+    ("embedding's rows", {}, {"embed_tokens.weight": torch.rand(90, HIDDEN)}, '"vocab_size": 90', None),
+    (
+        "fused",
+        {},
+        {"midlayer.mlp.gate_up_proj.weight": torch.rand(40, HIDDEN)},
+        "as [48, 16]: it has rows 40 instead of 48",
+        "midlayer.mlp.gate_proj.weight midlayer.mlp.up_proj.weight",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("config", "tensors", "remedy", "drop"), [c[1:] for c in SHAPES], ids=[c[0] for c in SHAPES]
+)
+def test_the_remedy_of_a_wrong_shape_is_about_the_dimension_that_differs(
+    config: dict[str, Any], tensors: dict[str, torch.Tensor], remedy: str, drop: str | None, tmp_path: Path
+) -> None:
+    """A head of the right rows and a wrong width was to be cured by the draft_vocab_size that the config had already."""
+    held = {k: v for k, v in {**draft_tensors(), **tensors}.items() if k not in (drop or "").split()}
+    draft = write_draft(tmp_path / "draft", specforge(CANONICAL, **config), held)
+    result = check(write_target(tmp_path / "target"), draft, sglang_version="0.5.23")
+    shapes = [f for f in result.findings if "the config asks for" in f.summary]
+    assert shapes and any(remedy in f.remedy for f in shapes), [(f.summary, f.remedy) for f in shapes]
+    for finding in shapes:  # nothing is advised that the config says already
+        for key, value in re.findall(r'"(\w+)": (\d+)', finding.remedy):
+            assert specforge(CANONICAL, **config).get(key) != int(value), finding.remedy
+    if "lm_head.weight" in tensors:
+        assert "draft_vocab_size" not in result.fix
+
+
+@pytest.mark.parametrize(
+    ("rows", "entries", "remedy"),
+    [
+        (PRUNED, 40, "Export d2t again with 48 entries"),
+        (40, 40, '"draft_vocab_size": 40'),
+        (44, 40, "lm_head has 44 rows"),
+    ],
+)
+def test_the_heads_rows_tell_whether_d2t_or_the_config_is_wrong(
+    rows: int, entries: int, remedy: str, tmp_path: Path
+) -> None:
+    tensors = {**draft_tensors(), "lm_head.weight": torch.rand(rows, HIDDEN), "d2t": torch.arange(entries)}
+    draft = write_draft(tmp_path / "draft", specforge(CANONICAL), tensors, drop=("t2d",))
+    result = check(write_target(tmp_path / "target"), draft, sglang_version="0.5.23")
+    (said,) = [f for f in result.findings if "entries, draft_vocab_size is" in f.summary]
+    assert remedy in said.remedy
+    assert result.fix.get("draft_vocab_size") == (40 if rows == entries else None)

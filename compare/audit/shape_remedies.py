@@ -1,0 +1,132 @@
+"""Which shapes a draft's config asks for, which stored ones differ, and what puts a differing dimension right.
+
+A number of the config is blamed only where another value makes this tensor fit and no fitting one unfit: one tensor of
+another width beside many of the right one is a bad export, all of them are another run's config.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from drafttrace.compare.draft_config import DraftConfig, parse_draft_config
+from drafttrace.compare.draft_weights import DraftWeights, expected_shapes, slots_of_fc, split_fused
+from drafttrace.tracer.errors import UnreadableFile
+
+Shape = tuple[int, ...]
+HEAD, EMBEDDING, D2T = "lm_head.weight", "embed_tokens.weight", "d2t"
+_KEYS = (
+    "hidden_size", "target_hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
+    "draft_vocab_size", "vocab_size", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim",
+)  # fmt: skip
+_MOST_LAYERS = 64
+"""Drafts have a few layers; more come from a damaged config, which is not worth a search."""
+
+
+def shapes_asked(config: DraftConfig, weights: DraftWeights, slots: int) -> dict[str, Shape]:
+    """The shape of every tensor in the checkpoint that the config says one for, by canonical name, fused ones whole.
+
+    slots: of ``fc``, where its own shape does not tell.
+    """
+    plain = expected_shapes(config, slots_of_fc(weights, config) or slots)
+    rows = config.draft_vocab_size or config.vocab_size
+    plain |= {HEAD: (rows, config.hidden_size), EMBEDDING: (config.vocab_size, config.hidden_size), D2T: (rows,)}
+    asked = {}
+    for name in weights.names:
+        parts = [plain[part] for part in split_fused(name) if part in plain]
+        if parts and len(parts) == len(split_fused(name)):
+            asked[name] = (sum(part[0] for part in parts), *parts[0][1:])
+    return asked
+
+
+@dataclass
+class Shapes:
+    """The shapes of one draft. config: as it stands; slots: of ``fc``, where its own shape does not tell."""
+
+    config: DraftConfig
+    weights: DraftWeights
+    slots: int
+    _wrong: dict[str, tuple[Shape, Shape]] | None = field(default=None, repr=False)
+    _tried: dict[tuple[str, int], dict[str, Shape] | None] = field(default_factory=dict, repr=False)
+
+    def wrong(self) -> dict[str, tuple[Shape, Shape]]:
+        """Stored and asked-for shape of every tensor in which they differ."""
+        if self._wrong is None:
+            self._wrong = self._differing(shapes_asked(self.config, self.weights, self.slots))
+        return self._wrong
+
+    def remedy(self, name: str) -> str:
+        """What to do about a tensor whose shape differs: the number of the config, or the export, by dimension."""
+        stored, asked = self.wrong()[name]
+        info = self.weights.info(name)
+        export = f"export '{info.name}' again as {list(asked)}"
+        if len(stored) != len(asked) or 0 in stored:
+            return (
+                f"{export[0].upper()}{export[1:]}: it has to be of {len(asked)} dimension{'s'[: len(asked) > 1]}."
+            )
+        places = [axis for axis in range(len(asked)) if stored[axis] != asked[axis]]
+        found = self._blamed(name, places)
+        if found:
+            lines = " or ".join(f'"{key}": {value}' for key, value in found.items())
+            return f"{lines}, if the config of the run that wrote {info.file.name} says so; else {export}."
+        what = " and ".join(f"{_axis(axis, len(asked))} {stored[axis]} instead of {asked[axis]}" for axis in places)
+        kept = "" if len(places) == len(asked) else ", the rest fits"
+        return (
+            f"{export[0].upper()}{export[1:]}: it has {what}{kept}, and no number of the config makes it fit the other "
+            f"tensors; if several differ, put the config.json of the run that wrote {info.file.name} beside it."
+        )
+
+    def _blamed(self, name: str, places: list[int]) -> dict[str, int]:
+        """The numbers of the config that, set otherwise, make ``name`` fit and nothing unfit; the best ones only."""
+        if self.config.layers > _MOST_LAYERS:
+            return {}
+        before = self.wrong()
+        found: dict[str, tuple[int, int]] = {}
+        for key, value in dict.fromkeys(self._candidates(before[name], places)):
+            after = self._with(key, value)
+            if after is None:
+                continue
+            left = self._differing(after)
+            if name in after and name not in left and set(left) < set(before):
+                found[key] = min(found.get(key, (len(left), value)), (len(left), value))
+        best = min((count for count, _ in found.values()), default=0)
+        return {key: value for key, (count, value) in found.items() if count == best}
+
+    def _candidates(self, shapes: tuple[Shape, Shape], places: list[int]) -> Iterator[tuple[str, int]]:
+        """Numbers of the config and values that could explain the differing dimensions: the found ones over what they
+        are multiples of, and today's value plus what is missing."""
+        config, (stored, asked) = self.config, shapes
+        units = {1, 2, 3, self.slots, config.heads, config.kv_heads, config.head_dim, 2 * config.head_dim}
+        for axis in places:
+            for key in _KEYS:
+                today = config.flat.get(key)
+                if today is None and key != "head_dim":
+                    continue
+                for unit in sorted(units):
+                    if stored[axis] % unit == 0:
+                        yield key, stored[axis] // unit
+                    if type(today) is int and (stored[axis] - asked[axis]) % unit == 0:
+                        yield key, today + (stored[axis] - asked[axis]) // unit
+
+    def _with(self, key: str, value: int) -> dict[str, Shape] | None:
+        """The shapes asked for with one number of the config set otherwise; None where that is no config."""
+        if (key, value) not in self._tried:
+            asked = None
+            if value > 0:
+                try:
+                    changed = parse_draft_config({**self.config.raw, key: value}, self.config.path)
+                    asked = shapes_asked(changed, self.weights, self.slots)
+                except (UnreadableFile, ArithmeticError):
+                    asked = None
+            self._tried[key, value] = asked
+        return self._tried[key, value]
+
+    def _differing(self, asked: Mapping[str, Shape]) -> dict[str, tuple[Shape, Shape]]:
+        stored = {name: self.weights.info(name).shape for name in asked}
+        return {name: (stored[name], shape) for name, shape in asked.items() if stored[name] != shape}
+
+
+def _axis(axis: int, rank: int) -> str:
+    if rank == 1:
+        return "length"
+    return ("rows", "width")[axis] if rank == 2 else f"dimension {axis}"

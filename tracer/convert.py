@@ -18,7 +18,14 @@ import numpy as np
 from drafttrace.tracer.capture import Capture
 from drafttrace.tracer.convert_layouts import OUT_LAYOUTS, OutLayout
 from drafttrace.tracer.convert_many import Progress, Run, convert_all
-from drafttrace.tracer.convert_place import refuse_in_place, refuse_no_folder, write_folder
+from drafttrace.tracer.convert_place import (
+    refuse_ending,
+    refuse_in_place,
+    refuse_no_folder,
+    refuse_taken_file,
+    refuse_taken_folder,
+    write_folder,
+)
 from drafttrace.tracer.convert_recording import left_out_of, refuse_recording
 from drafttrace.tracer.convert_sample import Sample, one_row_per_token
 from drafttrace.tracer.dumps.folder import Collection, open_collection
@@ -105,9 +112,10 @@ def convert(
     if several is not None:
         read = asked if mapping is None else dataclasses.replace(asked, fields=mapping)
         return _write_all(several, how, read, _facts(several, how, read, format), out, force, progress)
+    _refuse_place(layout, out, force)
     capture = open_capture(spec, format=format, sample=sample, mapping=mapping, request=asked)
     source = how.cut(capture)
-    return Converted(_write_one(source, layout, out, force), tuple(left_out_of(source, to)))
+    return Converted(_write_one(source, layout, out), tuple(left_out_of(source, to)))
 
 
 def _of_target(asked: Request, target: Path | None) -> Request:
@@ -192,13 +200,21 @@ def _write_all(
     return Converted((out,), tuple(convert_all(run, progress)), count)
 
 
-def _write_one(source: Sample, layout: OutLayout, out: Path, force: bool) -> tuple[Path, ...]:
-    if out.exists() and (not force or (out.is_dir() and any(out.iterdir()) and not layout.folder)):
-        raise OutputExists(f"The output '{out}' exists already; give another name, or --force to replace it.")
-    if out.is_dir() and not layout.folder:
+def _refuse_place(layout: OutLayout, out: Path, force: bool) -> None:
+    """Raise OutputExists where one sample has no place at ``out``, before anything is read."""
+    if layout.folder:
+        refuse_taken_folder(out, layout.id, force)
+        return
+    if out.is_dir():
         raise OutputExists(
-            f"The output '{out}' is a folder, and the layout {layout.id} is one file; give a file name."
+            f"The output '{out}' is a folder, and the layout {layout.id} is one file; give a file name such as "
+            f"'{out / Path(layout.name(0)).name}'."
         )
+    refuse_ending(out, layout.id, layout.endings)
+    refuse_taken_file(out, force)
+
+
+def _write_one(source: Sample, layout: OutLayout, out: Path) -> tuple[Path, ...]:
     if not layout.folder:
         layout.write(source, out)
         return (out,)

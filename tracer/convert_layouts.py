@@ -43,14 +43,16 @@ class OutLayout:
     """A layout that can be written.
 
     write: one sample into one file, which appears under its name only when it is whole. name: the place of sample i in a
-    folder of many. holds: such a folder in words. folder: one sample, too, is a folder. companions: what stands once
-    beside the samples. rows: sample i is row i of a table, so the numbers have no gaps.
+    folder of many. holds: such a folder in words. folder: one sample, too, is a folder. endings: of a file of one sample,
+    the usual one first. companions: what stands once beside the samples. rows: sample i is row i of a table, so the
+    numbers have no gaps.
     """
 
     id: str
     write: Callable[[Sample, Path], None]
     name: Callable[[int], str]
     holds: str
+    endings: tuple[str, ...] = ()
     folder: bool = False
     companions: type[Companions] = Companions
     rows: bool = False
@@ -256,14 +258,23 @@ def _specforge_name(number: int) -> str:
 SPECFORGE_GROUP = 2000
 
 _ALL = (
-    OutLayout("trace", to_trace, lambda number: f"trace_{number}.h5", "trace_0.h5, trace_1.h5 and so on"),
+    OutLayout(
+        "trace", to_trace, lambda number: f"trace_{number}.h5", "trace_0.h5, trace_1.h5 and so on", (".h5", ".hdf5")
+    ),
     OutLayout(
         "safetensors",
         _to_safetensors,
         lambda number: f"hs_{number}.safetensors",
         "hs_0.safetensors, hs_1.safetensors and so on",
+        (".safetensors",),
     ),
-    OutLayout("specforge", _to_specforge, _specforge_name, "rows_0-2000/data_0.ckpt and so on"),
+    OutLayout(
+        "specforge",
+        _to_specforge,
+        _specforge_name,
+        "rows_0-2000/data_0.ckpt and so on",
+        (".ckpt", ".pt", ".pth", ".bin"),
+    ),
     OutLayout(
         "speculators-v1",
         _to_v1,

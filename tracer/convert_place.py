@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -63,6 +63,64 @@ def _folder_meant(out: Path) -> Path:
     stem = out.name.split(".", 1)[0] or "out"
     folder = out.parent.parent if out.parent.name == "hidden_states" else out.parent
     return folder if re.fullmatch(r"(data|hs|trace)_\d+", stem) and folder.name else out.with_name(stem)
+
+
+def refuse_ending(out: Path, layout: str, fitting: Sequence[str]) -> None:
+    """Raise OutputExists where the name of the file says that it is something else: tools would not read it."""
+    suffix = out.suffix.lower()
+    if suffix in _FILE_SUFFIXES and suffix not in fitting:
+        raise OutputExists(
+            f"The output '{out}' ends in {out.suffix}, and a file of the layout {layout} in {fitting[0]}; give a name such "
+            f"as '{out.with_name(_stem(out) + fitting[0])}'."
+        )
+
+
+def _stem(out: Path) -> str:
+    """``x`` for ``x.ckpt.gz``, ``llama-3.1`` for ``llama-3.1.pt``."""
+    stem = out
+    while stem.suffix.lower() in _FILE_SUFFIXES:
+        stem = stem.with_suffix("")
+    return stem.name
+
+
+def refuse_taken_file(out: Path, force: bool) -> None:
+    """Raise OutputExists where a file is there; ``--force`` replaces states that can be read, and no file of a user's."""
+    if not os.path.lexists(out):
+        return
+    if not _is_replaceable(out):
+        raise OutputExists(
+            f"The output '{out}' is there and is no trace and no dump that can be read, so nothing replaces it; give "
+            "another name, or delete it first."
+        )
+    if not force:
+        raise OutputExists(f"The output '{out}' exists already; give another name, or --force to replace it.")
+
+
+def refuse_taken_folder(out: Path, layout: str, force: bool) -> None:
+    """The same for a folder of one sample; an empty one is free. ``--force`` replaces the layout's own files."""
+    if not out.is_dir() or not any(out.iterdir()):
+        return
+    own = _OWN[layout]
+    _refuse_others(out, own)
+    if os.path.lexists(out / own[0]):
+        refuse_taken_file(out / own[0], force)
+    if not force:
+        raise OutputExists(f"The output '{out}' exists already; give another name, or --force to replace it.")
+
+
+def _is_replaceable(out: Path) -> bool:
+    """Whether a recorder, a reference or a conversion could have written the file. An empty one holds nothing."""
+    from drafttrace.tracer.dumps.folder import open_collection
+    from drafttrace.tracer.open import is_trace_file
+
+    if not out.is_file():
+        return False
+    if out.stat().st_size == 0 or is_trace_file(out):
+        return True
+    try:
+        return bool(open_collection(out).refs)
+    except DrafttraceError:
+        return False
 
 
 @contextmanager

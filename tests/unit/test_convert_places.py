@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from convert_dumps import KNOWN, files, specforge, v1, write_v1
+from safetensors.torch import save_file
 
 from drafttrace.tracer.convert import convert
 from drafttrace.tracer.convert_layouts import OUT_LAYOUTS
@@ -182,3 +184,102 @@ def test_a_full_disk_leaves_what_is_done(tmp_path: Path, monkeypatch: pytest.Mon
     assert not (tmp_path / "out").exists()
     convert(str(source), tmp_path / "out", "speculators-v1")
     assert len(open_collection(tmp_path / "out").refs) == 5
+
+
+# --- one file ------------------------------------------------------------------------------------------------
+
+ONE = {"trace": ["loss-mask"], "safetensors": [], "specforge": ["layer-ids", "boundaries"]}
+
+
+def specforge_source(folder: Path, to: str) -> str:
+    """A sample that the layout can hold: SpecForge stores its last state after the norm."""
+    if to == "specforge":
+        return str(specforge(folder, [0]))
+    return str(v1(folder, [0]))
+
+
+@pytest.mark.parametrize(
+    ("to", "name", "better"),
+    [
+        ("safetensors", "y.pt", "y.safetensors"),
+        ("safetensors", "y.h5", "y.safetensors"),
+        ("safetensors", "llama-3.1.JSON", "llama-3.1.safetensors"),
+        ("specforge", "y2.safetensors", "y2.ckpt"),
+        ("specforge", "y2.ckpt.gz", "y2.ckpt"),
+        ("trace", "t.pt", "t.h5"),
+    ],
+)
+def test_a_file_is_not_named_like_another_layout(to: str, name: str, better: str, tmp_path: Path) -> None:
+    """A torch pickle named ``.safetensors`` was written without a word, and no other tool could load it."""
+    source = specforge_source(tmp_path / "dump", to)
+    for force in (False, True):
+        with pytest.raises(OutputExists) as refused:
+            convert(source, tmp_path / name, to, request=KNOWN, lose=ONE[to], force=force)
+        assert str(refused.value).endswith(f"give a name such as '{tmp_path / better}'.")
+    assert os.listdir(tmp_path) == ["dump"]
+    convert(source, tmp_path / better, to, request=KNOWN, lose=ONE[to])
+    assert open_capture(str(tmp_path / better)).tokens.tolist() == open_capture(source).tokens.tolist()
+
+
+@pytest.mark.parametrize("name", ["states", "llama-3.1", "mine.state"])
+@pytest.mark.parametrize("to", ONE)
+def test_a_name_that_says_nothing_is_a_file_all_the_same(to: str, name: str, tmp_path: Path) -> None:
+    source = specforge_source(tmp_path / "dump", to)
+    convert(source, tmp_path / name, to, request=KNOWN, lose=ONE[to])
+    assert open_capture(str(tmp_path / name)).tokens.tolist() == open_capture(source).tokens.tolist()
+
+
+def test_every_layout_of_one_file_takes_the_ending_that_it_uses_itself() -> None:
+    for layout in OUT_LAYOUTS.values():
+        assert layout.folder or Path(layout.name(0)).suffix == layout.endings[0]
+
+
+def weights(path: Path) -> None:
+    save_file({"model.norm.weight": torch.ones(4)}, path)
+
+
+@pytest.mark.parametrize("to", ONE)
+@pytest.mark.parametrize("what", ["note", "json", "weights", "pickle", "link"])
+def test_force_replaces_no_users_file(what: str, to: str, tmp_path: Path) -> None:
+    """``--force`` replaced whatever stood there."""
+    source, out = specforge_source(tmp_path / "dump", to), tmp_path / "mine"
+    {
+        "note": lambda: out.write_text("what I saw\n"),
+        "json": lambda: out.write_text('{"a": 1}'),
+        "weights": lambda: weights(out),
+        "pickle": lambda: torch.save({"optimizer": torch.ones(3)}, out),
+        "link": lambda: out.symlink_to(tmp_path / "nowhere"),
+    }[what]()
+    before = None if what == "link" else out.read_bytes()
+    for force in (False, True):
+        with pytest.raises(OutputExists, match="is no trace and no dump that can be read, so nothing replaces it"):
+            convert(source, out, to, request=KNOWN, lose=ONE[to], force=force)
+    assert out.is_symlink() if what == "link" else out.read_bytes() == before
+
+
+@pytest.mark.parametrize("to", ONE)
+def test_force_replaces_what_a_conversion_to_one_file_could_have_written(to: str, tmp_path: Path) -> None:
+    source, out = specforge_source(tmp_path / "dump", to), tmp_path / "out"
+    out.write_bytes(b"")
+    convert(source, out, to, request=KNOWN, lose=ONE[to], force=True)
+    for other in ONE:
+        old = tmp_path / f"old-{other}"
+        convert(specforge_source(tmp_path / f"dump-{other}", other), old, other, request=KNOWN, lose=ONE[other])
+        with pytest.raises(OutputExists, match="or --force to replace it"):
+            convert(source, old, to, request=KNOWN, lose=ONE[to])
+        convert(source, old, to, request=KNOWN, lose=ONE[to], force=True)
+        assert open_capture(str(old)).tokens.tolist() == open_capture(source).tokens.tolist()
+
+
+def test_a_folder_of_one_sample_may_be_empty_and_holds_no_users_file(tmp_path: Path) -> None:
+    """'give an empty folder', it said, and refused that, too."""
+    source, out = str(v1(tmp_path / "dump", [0])), tmp_path / "out"
+    out.mkdir()
+    convert(source, out, "speculators-v1")
+    with pytest.raises(OutputExists, match="or --force to replace it"):
+        convert(source, out, "speculators-v1")
+    convert(source, out, "speculators-v1", force=True)
+    (out / "data_0.pt").write_text("what I saw")
+    with pytest.raises(OutputExists, match="nothing replaces it"):
+        convert(source, out, "speculators-v1", force=True)
+    assert (out / "data_0.pt").read_text() == "what I saw"

@@ -92,7 +92,7 @@ def convert(
     boundaries: Boundaries = None,
     force: Annotated[
         bool,
-        typer.Option("--force", help="Replace an existing OUT; a folder of several only where convert wrote it."),
+        typer.Option("--force", help="Replace a trace or dump at OUT; one of several only where convert wrote it."),
     ] = False,
     quiet: Quiet = False,
     verbose: Verbose = False,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from drafttrace.tracer.boundary import wiring_name
 from drafttrace.tracer.capture import Capture
-from drafttrace.tracer.dumps.contradiction import refuse_contradiction
+from drafttrace.tracer.dumps.contradiction import held_against
 from drafttrace.tracer.dumps.folder import Collection, open_collection
 from drafttrace.tracer.dumps.registry import FieldMap, Request
 from drafttrace.tracer.errors import DrafttraceError, UnreadableFile
@@ -83,9 +83,7 @@ def _open(
             )
         number = sample
     if format is None and mapping is None and is_trace_file(path):
-        trace = _open_trace(path, number)
-        refuse_contradiction(trace, request or Request())
-        return trace, 1
+        return held_against(_open_trace(path, number), request or Request()), 1
     asked = _request(request, mapping, like)
     collection = open_collection(path, "MAPPED" if mapping is not None and format is None else format, asked)
     if number is None:
@@ -99,8 +97,7 @@ def read_sample(collection: Collection, number: int, like: Capture | None, reque
 
 
 def _read(collection: Collection, number: int, asked: Request) -> Capture:
-    capture = collection.read(collection.ref(number), asked)
-    refuse_contradiction(capture, asked)
+    capture = held_against(collection.read(collection.ref(number), asked), asked)
     return capture if len(collection.refs) == 1 else dataclasses.replace(capture, sample=number)
 
 

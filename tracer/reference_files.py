@@ -113,9 +113,17 @@ def is_done(path: Path, tokens: Ints, metadata: Mapping[str, str], force: bool) 
     why = "damaged" if stored is None else _difference(path, stored, tokens, metadata)
     if why is None:
         return True
-    raise OutputExists(
-        f"The output '{path}' exists already and is {why}; give another name, or --force to replace it."
-    )
+    remedy = "give another name, or --force to replace it"
+    if why.startswith("damaged") and _was_reference(path):
+        remedy = "delete that one file, and it alone is made again; --force makes every sample again"
+    raise OutputExists(f"The output '{path}' exists already and is {why}; {remedy}.")
+
+
+def _was_reference(path: Path) -> bool:
+    """Whether a file that may be cut off begins as a reference does: whatever else it is, nobody is told to delete it."""
+    with contextlib.suppress(OSError), path.open("rb") as stream:
+        return FORMAT.encode() in stream.read(1 << 16)
+    return False
 
 
 def _difference(path: Path, stored: SafetensorsFile, tokens: Ints, metadata: Mapping[str, str]) -> str | None:

@@ -243,7 +243,7 @@ def test_no_room_to_inflate_is_not_called_damage(tmp_path: Path, monkeypatch: py
 def test_a_gzip_bomb_does_not_fill_the_disk(tmp_path: Path) -> None:
     path = tmp_path / "data_0.ckpt.gz"
     block = gzip.compress(bytes(64 << 20))
-    path.write_bytes(block * 17)  # members follow each other: 1.1 GiB
+    path.write_bytes(gzip.compress(b"PK\x03\x04") + block * 17)  # members follow each other: 1.1 GiB
     with pytest.raises(UnreadableFile, match="500 times its size"):
         open_capture(str(path))
 

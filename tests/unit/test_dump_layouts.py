@@ -27,6 +27,9 @@ def close(rows: np.ndarray, expected: torch.Tensor, case: Case) -> bool:
     return bool(np.allclose(rows[: len(values)], values, rtol=tolerance, atol=tolerance))
 
 
+# Layouts whose projects number the outputs of layers; the others number the streams that enter them.
+OUTPUT_NUMBERED = {"SF-EAGLE3", "SF-D5DE56F7", "SF-35504D45", "SF-ONLINE", "SF-DFLASH", "SF-DSPARK", "SPEC-V1", "MO-PT",
+                   "MO-TRT-RAW", "TS-DEBUG", "TS-EVAL", "TS-TESTDUMP", "TS-ORPHAN", "AS-EAGLE3", "AS-DFLASH"}  # fmt: skip
 IDS = [f"{index}-{case.id}" for index, case in enumerate(CASES)]
 
 
@@ -81,3 +84,20 @@ def test_format_can_be_forced(case: Case, tmp_path: Path) -> None:
     sample = 0 if case.id.startswith("TS-") else None
     request = Request(**case.request)
     assert open_capture(str(path), format=case.id.lower(), request=request, sample=sample).format == case.id
+
+
+@pytest.mark.parametrize("case", CASES, ids=IDS)
+def test_layer_ids_of_the_user_are_in_the_numbering_of_the_layout(case: Case, tmp_path: Path) -> None:
+    """O ids are outputs, so O(k) is B(k + 1); read as B, every slot would be one layer early."""
+    vllm = case.id == "MO-PT" and case.norm == "pre"  # the one backend of three that stores B(id)
+    outputs = case.id in OUTPUT_NUMBERED and not vllm
+    if case.declared is not None or not case.slots:
+        return
+    request = Request(**{**case.request, "layer_ids": tuple(k - 1 if outputs else k for k in case.slots)})
+    sample = 0 if case.id.startswith("TS-") else None
+    capture = open_capture(str(case.write(tmp_path)), request=request, sample=sample)
+    assert capture.wiring == case.slots
+    assert {slot.source for slot in capture.slots} == {
+        f"layer ids given by the user, {'O' if outputs else 'B'}(id)"
+    }
+    assert not any("--layer-ids" in note for note in capture.notes)

@@ -108,10 +108,22 @@ def test_a_damaged_file_is_not_done(damage: Callable[[Path], None], target: Path
     make_reference(target, [TOKENS], out)
     good = out.read_bytes()
     damage(out)
-    with pytest.raises(OutputExists, match="damaged"):
+    with pytest.raises(OutputExists, match=r"damaged.*delete that one file, and it alone is made again"):
         make_reference(target, [TOKENS], out)
     make_reference(target, [TOKENS], out, force=True)
     assert out.read_bytes() == good
+    damage(out)
+    out.unlink()
+    make_reference(target, [TOKENS], out)
+    assert out.read_bytes() == good
+
+
+def test_nobody_is_told_to_delete_a_file_that_may_be_no_reference(target: Path, tmp_path: Path) -> None:
+    out = tmp_path / "o.safetensors"
+    out.write_text("my notes")
+    with pytest.raises(OutputExists, match="give another name") as told:
+        make_reference(target, [TOKENS], out)
+    assert "delete that" not in str(told.value)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from drafttrace.tracer.errors import DrafttraceError, UnreadableFile
 from drafttrace.tracer.rows import Floats, Rows
 
 ASSUMED = "ASSUMED default"
+USER_SAID = "layer ids given by the user"
 FORCED = "asked for with --format"
 # What one sample may claim. Tables of tokens and positions are held in memory, 40 bytes a row; rows are read one at a
 # time at least. The longest contexts have some million tokens, the widest rows (logits) some hundred thousand entries.
@@ -235,7 +236,7 @@ class Convention:
         check_ids(request, {count})
         if request.layer_ids is not None and len(request.layer_ids) == count:
             ids: list[int | None] = [self.boundary(k) for k in request.layer_ids]
-            return ids, f"layer ids given by the user, {self.letter}(id)"
+            return ids, f"{USER_SAID}, {self.letter}(id)"
         n = request.layers
         usual = canonical_wiring(n) if self.canonical and n is not None and count == 3 else None
         return None, f"{assumed(usual, n)}: {self.rule}; the file records no layer ids"

@@ -2,9 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from drafttrace.tracer.boundary import wiring_name
 from drafttrace.tracer.capture import Capture
+from drafttrace.tracer.dumps.build import USER_SAID
 from drafttrace.tracer.dumps.registry import Request
 from drafttrace.tracer.errors import DrafttraceError
+
+
+def held_against(capture: Capture, request: Request) -> Capture:
+    """The capture, with a note where it records other layers than the user says. Raises as the check below does."""
+    refuse_contradiction(capture, request)
+    said, wiring = request.layer_ids, capture.wiring
+    sources = {slot.source for slot in capture.slots}
+    if said is None or len(sources) != 1 or None in wiring or capture.format == "MAPPED":
+        return capture
+    source = sources.pop()
+    meant = [k + ("O(id)" in source) for k in said[: len(wiring)]]
+    if source.startswith(USER_SAID) or tuple(meant) == tuple(wiring):
+        return capture
+    recorded = f"the file records {wiring_name(wiring)}, which is believed ({source})"
+    note = f"--layer-ids means {wiring_name(meant)}, and {recorded}"
+    return replace(capture, notes=(*capture.notes, note))
 
 
 def refuse_contradiction(capture: Capture, request: Request) -> None:

@@ -9,10 +9,10 @@ import math
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from drafttrace.tracer.dumps.tensor import STORAGE, Tensor
 from drafttrace.tracer.errors import UnknownFormat, UnreadableFile
 from drafttrace.tracer.file_bytes import FileBytes
 
+_T = TypeVar("_T")
 _JSON_LIMIT = 512 << 20  # parsed, it takes four times that
 
 
@@ -61,6 +62,7 @@ def _open(path: Path, file: FileBytes, suffix: str) -> Document:
         raise UnreadableFile(f"The file '{path}' is empty; write or copy it again.")
     head = file.text(0, 16)
     if head[:2] == b"\x1f\x8b" and not suffix:
+        _look_inside(path, file)
         return _open(path, _inflated(path, file), ".gz")
     if head[:4] == b"PK\x03\x04":
         return _open_zip(path, file, suffix)
@@ -68,7 +70,7 @@ def _open(path: Path, file: FileBytes, suffix: str) -> Document:
         return Document(path, f"torch{suffix}", torch_file.read_torch_legacy(path, file))
     if head[:8] == b"\x89HDF\r\n\x1a\n":
         return Document(path, f"hdf5{suffix}", {})
-    if head[:1] == b"\x80" and head[1:2] in {b"\x02", b"\x03", b"\x04", b"\x05"}:
+    if _is_pickle(head):
         return Document(path, f"torch{suffix}", torch_file.read_plain_pickle(path, file))
     if not suffix and looks_like_safetensors(head, size):
         stored = read_safetensors(path, file)
@@ -157,10 +159,30 @@ def _json(path: Path, file: FileBytes) -> Any:
         ) from None
 
 
+def _is_pickle(head: bytes) -> bool:
+    return head[:1] == b"\x80" and head[1:2] in {b"\x02", b"\x03", b"\x04", b"\x05"}
+
+
+def _look_inside(path: Path, file: FileBytes) -> None:
+    """Raise UnknownFormat where a gzip file begins like no file that is read: nothing is inflated for its sake."""
+    head = _gunzip(path, file, lambda source: source.read(16))
+    zipped, json_text = head[:4] == b"PK\x03\x04", head.lstrip()[:1] in {b"{", b"["}
+    if not head or zipped or json_text or _is_pickle(head) or head[:8] == b"\x89HDF\r\n\x1a\n":
+        return
+    raise UnknownFormat(
+        f"The gzip file '{path}' holds something that begins with {head[:8]!r}: no torch, npz, HDF5 or JSON file; give the "
+        "file or the folder that the trainer wrote."
+    )
+
+
 def _inflated(path: Path, file: FileBytes) -> FileBytes:
+    return _gunzip(path, file, lambda source: inflated(path, source, file.size, "gzip file"))
+
+
+def _gunzip(path: Path, file: FileBytes, read: Callable[[gzip.GzipFile], _T]) -> _T:
     try:
         with gzip.GzipFile(fileobj=io.BufferedReader(file.stream(), 1 << 20)) as source:
-            return inflated(path, source, file.size, "gzip file")
+            return read(source)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise UnreadableFile(
             f"The gzip file '{path}' is damaged or cut off ({torch_file.reason_of(error)}); copy or write it again."

@@ -29,6 +29,7 @@ _SIDECARS = re.compile(
     r"|model(-\d+-of-\d+)?|pytorch_model(-\d+-of-\d+)?|sglang_meta|vllm_meta|optimizer|scheduler|rng_state.*"
     r"|training_args)\.(pt|bin|safetensors|pth)$|\.json$"
 )
+_WEIGHTS = re.compile(r"(adapter_model|model|pytorch_model)(-\d+-of-\d+)?\.(bin|safetensors|pth?)(\.index\.json)?")
 _PROBES = 12
 
 
@@ -193,6 +194,12 @@ def _open_folder(path: Path, format_id: str | None, request: Request) -> Collect
         return Collection(path, folder_layout, why, samples)
     files = sample_files(path)
     if not files:
+        model = next((file.name for file in _walk(path) if _WEIGHTS.fullmatch(file.name)), None)
+        if model is not None:
+            raise UnknownFormat(
+                f"The folder '{path}' holds weights ('{model}') and no samples: it looks like a model, which is given with "
+                "--target or --draft; give the folder of the dump that the trainer wrote."
+            )
         raise UnknownFormat(
             f"The folder '{path}' holds no file that could be a dump ({', '.join(_SUFFIXES[:7])}); give the folder that "
             "the trainer wrote."

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,13 @@ def _detect_dspark(folder: Path) -> str | None:
     return f"manifest.json with format_version {str(manifest['format_version'])[:20]} and target_layer_ids"
 
 
+@dataclass(frozen=True)
+class _Ref(SampleRef):
+    """A sample of a cache whose shards hold ``held`` of them."""
+
+    held: int = 0
+
+
 def _samples(folder: Path) -> Sequence[SampleRef]:
     refs: list[SampleRef] = []
     for shard in sorted(folder.glob("shard-*.safetensors")):
@@ -63,7 +71,20 @@ def _samples(folder: Path) -> Sequence[SampleRef]:
                 f"cache may have {MOST_SAMPLES:,}; give a part of it, or write it again."
             )
         refs.extend(SampleRef(first + k, shard, k) for k in range(ids.shape[0]))
-    return refs
+    return [_Ref(ref.number, ref.file, ref.inner, len(refs)) for ref in refs]
+
+
+def _count_notes(manifest: dict[str, Any], ref: SampleRef) -> tuple[str, ...]:
+    """What the manifest says of the cache as a whole, against its shards."""
+    said, notes = manifest.get("num_samples"), []
+    if isinstance(ref, _Ref) and type(said) is int and said != ref.held:
+        notes.append(
+            f"manifest.json says num_samples {said}, and the shards hold {ref.held}: shards are missing, or the manifest "
+            "is of another run"
+        )
+    if not manifest.get("complete", True):
+        notes.append("the manifest says that the cache is not complete")
+    return tuple(notes)
 
 
 def _shard_field(shard: SafetensorsFile, name: str) -> Tensor:
@@ -133,7 +154,7 @@ def _read_eagle3(folder: Path, ref: SampleRef, request: Request) -> Capture:
         valid_length=valid,
         about={"manifest": manifest, "folder": str(folder), "next_token_agreement": agreement},
         notes=("ids, mask and target_probs are stored shifted left by one: the first token is lost, and no last "
-               "state is stored",),
+               "state is stored", *_count_notes(manifest, ref)),
     )  # fmt: skip
 
 
@@ -200,7 +221,7 @@ def _read_dspark(folder: Path, ref: SampleRef, request: Request) -> Capture:
         last=last,
         mask=mask,
         about={"manifest": manifest, "folder": str(folder)},
-        notes=() if manifest.get("complete", True) else ("the manifest says that the cache is not complete",),
+        notes=_count_notes(manifest, ref),
     )
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -249,11 +250,11 @@ def _v1_ids(
     """The O ids of ``count`` entries, None where unknown; where they come from; and what is odd about them."""
     unknown: list[int | None] = [None] * count
     build.check_ids(request, {count, count - 1})
-    if request.layer_ids is not None and len(request.layer_ids) in {count, count - 1}:
-        given: list[int | None] = [*request.layer_ids, None]
-        return given[:count], "layer ids given by the user, O(id)", []
     block = (config or {}).get("hidden_states")
     ids = block.get("layer_ids") if isinstance(block, dict) else None
+    if request.layer_ids is not None and len(request.layer_ids) in {count, count - 1}:
+        given: list[int | None] = [*request.layer_ids, None]
+        return given[:count], f"{build.USER_SAID}, O(id)", _other_ids(request.layer_ids, ids)
     n = request.layers
     usual = (3, n // 2 + 1, n - 2) if n is not None and count == 4 else None
     default = f"{build.assumed(usual, n)}: O{{2, n//2, n-3}} = B{{3, n//2+1, n-2}}, then O(n-1) = B(n)"
@@ -278,6 +279,17 @@ def _v1_ids(
         notes.append("data_config.json declares no layer id for the last entry")
     full: list[int | None] = [*ids, None]
     return full[:count], "data_config.json layer_ids, O(id) = B(id + 1)", notes
+
+
+def _other_ids(given: Sequence[int], stored: Any) -> list[str]:
+    """A note where the user's ids, which are believed, are not those that data_config.json records."""
+    both = min(len(given), len(stored)) if isinstance(stored, list) else 0
+    if both == 0 or list(given[:both]) == stored[:both]:
+        return []
+    recorded = ", ".join(str(k)[:12] for k in stored[:16])
+    return [
+        f"--layer-ids says {', '.join(map(str, given))}, and data_config.json records {recorded}: what you say is believed"
+    ]
 
 
 # --- legacy v0 -----------------------------------------------------------------------------------------------

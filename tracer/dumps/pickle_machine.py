@@ -15,10 +15,12 @@ from typing import Any, BinaryIO
 
 from drafttrace.tracer.dumps.pickle_values import (
     GLOBALS,
+    OTHER_NUMBERS,
     BadPickle,
     FlatStorage,
     NumpyArray,
     NumpyType,
+    OtherNumbers,
     RefusedPickle,
     checked_key,
     numpy_tensor,
@@ -167,6 +169,8 @@ class PickleMachine:
 
     def _find(self, module: str, name: str) -> None:
         full = f"{module}.{name}"
+        if full in OTHER_NUMBERS:
+            raise OtherNumbers(OTHER_NUMBERS[full], full)
         if full not in GLOBALS:
             raise RefusedPickle(full)
         self._stack.append(GLOBALS[full])

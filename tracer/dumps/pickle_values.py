@@ -25,6 +25,15 @@ class RefusedPickle(BadPickle):
         self.name = name
 
 
+class OtherNumbers(BadPickle):
+    """The pickle holds tensors, but not of numbers that hidden states are stored in. what: which. name: in the file."""
+
+    def __init__(self, what: str, name: str) -> None:
+        super().__init__(f"it holds {what} ({name})")
+        self.what = what
+        self.name = name
+
+
 @dataclass(frozen=True)
 class StorageKind:
     """A storage class such as ``torch.BFloat16Storage``; ``kind`` is None for an untyped one (bytes)."""
@@ -82,6 +91,17 @@ _STORAGE_CLASSES = {
     "ByteStorage": "uint8",
     "BoolStorage": "bool",
 }
+
+
+_OTHERS = {
+    "complex numbers": ("ComplexFloatStorage", "ComplexDoubleStorage", "complex32", "complex64", "complex128"),
+    "quantised numbers": ("QInt8Storage", "QUInt8Storage", "QInt32Storage", "QUInt4x2Storage", "QUInt2x4Storage",
+                          "_utils._rebuild_qtensor"),
+    "sparse or nested tensors": ("_utils._rebuild_sparse_tensor", "_utils._rebuild_nested_tensor"),
+    "floats of another kind": ("float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2"),
+}  # fmt: skip
+# Full name in the file -> what tensors it stands for. They are data, no code, and no hidden states either.
+OTHER_NUMBERS = {f"torch.{name}": what for what, names in _OTHERS.items() for name in names}
 
 
 def _strided(storage: Any, offset: Any, size: Any, stride: Any, kind: str | None) -> Tensor:
@@ -171,6 +191,8 @@ class NumpyType:
     def __init__(self, text: Any, *_rest: Any) -> None:
         if not isinstance(text, str):
             raise BadPickle("a numpy array has no number format")
+        if text[:1] == "c":
+            raise OtherNumbers("complex numbers", f"numpy {text[:20]}")
         if text not in _NUMPY_KINDS:
             raise BadPickle(f"a numpy array has the number format {text[:20]!r}")
         self.text = text

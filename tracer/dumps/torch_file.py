@@ -16,7 +16,7 @@ from typing import Any
 
 from drafttrace.tracer.dumps.inflate import inflated
 from drafttrace.tracer.dumps.pickle_machine import PickleMachine
-from drafttrace.tracer.dumps.pickle_values import BadPickle, FlatStorage, RefusedPickle, StorageKind
+from drafttrace.tracer.dumps.pickle_values import BadPickle, FlatStorage, OtherNumbers, RefusedPickle, StorageKind
 from drafttrace.tracer.errors import UnreadableFile
 from drafttrace.tracer.file_bytes import FileBytes
 
@@ -185,6 +185,11 @@ def _run(path: Path, stream: Any, storage: Any) -> Any:
             f"The file '{path}' wants to run '{refused.name}' when it is opened, and drafttrace runs no code from "
             "files; load it where you trust it and save a dict of plain tensors with torch.save."
         ) from None
+    except OtherNumbers as other:
+        raise UnreadableFile(
+            f"The file '{path}' holds {other.what} ({other.name}), and those are no hidden states; save the states as "
+            "dense bfloat16, float16 or float32 tensors."
+        ) from None
     except BadPickle as bad:
         raise damaged(path, str(bad)) from None
 
@@ -205,4 +210,5 @@ def _storage_key(key: Sequence[Any]) -> tuple[StorageKind, str, int]:
 def reason_of(error: BaseException) -> str:
     """The error's own words, short, ready to stand in brackets."""
     text = str(error).strip().strip("'\"") or type(error).__name__
-    return text[0].lower() + text[1:200].rstrip(".")
+    acronym = text[1:2].isupper()  # CRC stays CRC
+    return (text[0] if acronym else text[0].lower()) + text[1:200].rstrip(".")

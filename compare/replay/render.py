@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from drafttrace.compare.document import (
     to_terminal,
 )
 from drafttrace.compare.replay.live import LiveComparison
-from drafttrace.compare.replay.result import ReplayResult
+from drafttrace.compare.replay.result import ReplayResult, SearchInfo
 from drafttrace.compare.replay.score import WiringScore
 
 if TYPE_CHECKING:
@@ -162,6 +163,23 @@ def _live(live: LiveComparison) -> Grid:
     )
 
 
+def _against_runner_up(found: SearchInfo) -> str:
+    """How the next wiring stands to the first. The first may have the lower numbers: see ``ranking``."""
+    if found.runner_up is None:
+        return ""
+    points, nats = found.margin, found.nll_margin
+    if points >= 0 and nats >= 0:
+        return f", {points:.1%} and {nats:.2f} nats before {found.runner_up}"
+    said = []
+    if math.isfinite(points):
+        more = "as many" if points == 0 else f"{abs(points):.1%} {'fewer' if points > 0 else 'more'}"
+        said.append(f"{more} right proposals at the first step")
+    if math.isfinite(nats):
+        said.append(f"a loss {abs(nats):.2f} nats {'higher' if nats >= 0 else 'lower'}")
+    why = "; a lower loss alone takes no place from a wiring that is named or likely" if points == 0 else ""
+    return f"; next is {found.runner_up} with {' and '.join(said)}{why}" if said else f"; next is {found.runner_up}"
+
+
 def _remarks(result: ReplayResult) -> Iterator[str]:
     yield f"{result.rows} rows of {join(result.captures, 3)}, {result.steps} steps, {result.seconds:.1f} s"
     changed = [
@@ -173,12 +191,10 @@ def _remarks(result: ReplayResult) -> Iterator[str]:
         yield "as trained, not as served: " + ", ".join(changed)
     if result.search is not None:
         found = result.search
-        tail = (
-            f", {found.margin:+.1%} and {found.nll_margin:.2f} nats before {found.runner_up}"
-            if found.runner_up is not None
-            else ""
+        yield (
+            f"search ({found.method}): {found.tried} of {found.possible} ordered wirings tried, best {found.winner}"
+            f"{_against_runner_up(found)}"
         )
-        yield f"search ({found.method}): {found.tried} of {found.possible} ordered wirings tried, best {found.winner}{tail}"
         best = result.best.score.top1 if result.best is not None and result.best.score is not None else 0.0
         ahead = [row.wiring for row in result.wirings if row.score is not None and row.score.top1 > best]
         if ahead:

@@ -308,6 +308,21 @@ def test_rotations_equal_transformers(scaling: dict[str, Any], length: int) -> N
     assert math.isclose(ours.scale, scale, rel_tol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["yarn", "deepseek_yarn"])
+def test_yarns_attn_factor_scales_cosines_as_sglang_does(kind: str) -> None:
+    """transformers has no such field; SGLang multiplies yarn's own scale, 0.1 ln(factor) + 1, by it."""
+    fields = {"rope_type": kind, "factor": 8.0, "original_max_position_embeddings": 64}
+    scales = []
+    for attn_factor in (None, 1.0, 0.5, 1.7):
+        scaling = {**fields, "attn_factor": attn_factor}
+        made = rotation_of(parse_draft_config(specforge(rope_scaling=scaling), Path("config.json")), 40)
+        scales.append(made.scale)
+        cos, _ = made.angles(torch.zeros(1))
+        assert cos[0, 0].item() == pytest.approx(made.scale)
+    own = 0.1 * math.log(8.0) + 1
+    assert scales == pytest.approx([own, own, 0.5 * own, 1.7 * own])
+
+
 def test_partial_rotation_leaves_the_tail(tmp_path: Path) -> None:
     config = parse_draft_config(specforge(head_dim=8, partial_rotary_factor=0.5), Path("config.json"))
     rotation = rotation_of(config, 16)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 from drafttrace.compare.replay import ranking
 from drafttrace.compare.replay.findings import served_useless_findings
 from drafttrace.compare.replay.ranking import Scored, better, order
+from drafttrace.compare.replay.render import markdown
 from drafttrace.compare.replay.result import ReplayResult
 from drafttrace.compare.replay.run import replay
 from drafttrace.compare.replay.score import StepScore, WiringScore
@@ -62,6 +65,32 @@ def test_a_worse_wiring_does_not_stand_above_the_healthy_one_that_was_served() -
     assert result.search is not None and result.search.margin >= 0 and "[B2, B8, B13]" in result.summary
 
 
+def test_a_first_wiring_with_the_lower_numbers_is_not_said_to_be_ahead() -> None:
+    """It stood "-2.0% and -0.53 nats before" the one that has more right proposals."""
+    result = replayed("tiny-kimi", "as-trained", search=True)
+    found = result.search
+    assert found is not None and found.margin < 0 and found.nll_margin < 0  # the trap is still there
+    text = markdown(result)
+    assert (
+        f"; next is {found.runner_up} with {-found.margin:.1%} more right proposals at the first step and a loss "
+        f"{-found.nll_margin:.2f} nats lower" in text
+    )
+    assert f"{found.winner} stands before" in text and "chance explains the difference" in text
+    for points, nats, words in (
+        (0.05, 0.4, ", 5.0% and 0.40 nats before [B1]"),
+        (0.05, -0.4, "; next is [B1] with 5.0% fewer right proposals at the first step and a loss 0.40 nats lower"),
+        (-0.05, 0.4, "; next is [B1] with 5.0% more right proposals at the first step and a loss 0.40 nats higher"),
+        (0.0, -0.4, "and a loss 0.40 nats lower; a lower loss alone takes no place"),
+        (0.05, float("nan"), "; next is [B1] with 5.0% fewer right proposals at the first step"),
+    ):
+        text = markdown(
+            replace(result, search=replace(found, runner_up="[B1]", margin=points, nll_margin=nats, undecided=()))
+        )
+        assert words in text and not re.search(
+            r"-\d[\d.]*(%| nats)|nan", text.split("ordered wirings tried")[1][:200]
+        )
+
+
 def test_the_fixed_trace_stays_healthy_with_a_search() -> None:
     assert replayed("tiny-kimi", "fixed", search=True).exit_code == 0
 
@@ -79,6 +108,20 @@ def test_a_lower_loss_alone_takes_no_place_and_more_hits_do() -> None:
     assert order({(1,): blurred, (2,): served}, [(2,)], []) == [(2,), (1,)]
     assert order({(1,): blurred, (2,): served, (3,): right}, [(2,)], [(1,)]) == [(3,), (1,), (2,)]
     assert not better(scored(0.51, [2, 0] * 20, 4.0), served)  # one row's difference
+
+
+def test_rows_decide_against_a_wiring_whose_losses_are_two_standard_errors_higher_and_no_less() -> None:
+    """One and a half standard errors are chance, two and a half are not."""
+    first = scored(0.5, [2, 0] * 20, 4.0)
+
+    def higher(by: float) -> Scored:
+        noise = np.tile(np.array([-1.0, 1.0], np.float32), 20)
+        spread = float(noise.std(ddof=1)) / 40**0.5
+        return replace(first, losses=(first.losses + noise + by * spread).astype(np.float32))
+
+    for by, same in ((-3.0, True), (0.0, True), (1.5, True), (1.9, True), (2.1, False), (2.5, False)):
+        assert ranking.sigmas(higher(by).losses, first.losses) == pytest.approx(by, abs=1e-3)
+        assert ranking.alike(first, higher(by)) is same, by
 
 
 def test_few_rows_do_not_show_that_a_draft_does_not_work() -> None:

@@ -515,6 +515,22 @@ CASES = [
         notes=("stale-rows",),
         tensors=lambda: draft_tensors(slots=4),
     ),
+    Case(
+        "the graph buffer is narrower than what the target hands over",
+        specforge(CANONICAL, num_aux_hidden_states=2),
+        served=(2, 16, 29),
+        faults=("slot-count",),
+        notes=("stale-rows",),
+        remedy="--disable-cuda-graph",
+    ),
+    Case(
+        "the graph buffer is wider than what the target hands over",
+        specforge(CANONICAL, num_aux_hidden_states=4),
+        served=(2, 16, 29),
+        faults=("slot-count",),
+        notes=("stale-rows",),
+        remedy="--disable-cuda-graph",
+    ),
     # the rest of the public layouts and flags
     Case(
         "the old names of the norms per slot",

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from drafttrace.tracer.boundary import boundary_name, wiring_name
 from drafttrace.tracer.capture import Capture
 from drafttrace.tracer.checked_states import Check
-from drafttrace.tracer.dumps.build import assumed_wiring
+from drafttrace.tracer.dumps.build import ASSUMED, assumed_wiring
 
-_OF_LAST = {"last-boundary", "last-is-last", "last-norm"}
+_OF_LAST = {"last-is-last", "last-norm"}
 
 
 def assumed_checks(capture: Capture, checks: Sequence[Check]) -> list[Check]:
@@ -67,13 +67,16 @@ def judged(source: str, name: str, boundary: int | None, is_last: bool, checks: 
     for check in checks:
         if check.id == "assumed-default" and check.evidence["source"] == source and check.verdict == "consistent":
             return f"{source}; the values of {check.evidence['embeddings'][0]} agree"
-        if is_last and check.id == "last-norm" and check.subject == name and check.verdict == "confirmed":
+        norm = is_last and check.id == "last-norm" and check.subject == name and check.verdict == "confirmed"
+        if norm and source.startswith(ASSUMED):
             return f"{source}; the values confirm the side of the norm"
     return source
 
 
 def _against(source: str, name: str, boundary: int | None, is_last: bool, checks: Sequence[Check]) -> Iterator[str]:
-    """In a few words each, what the values say against a source."""
+    """In a few words each, what the values say against a source. One that declares an inner layer itself calls it no
+    last state."""
+    is_inner = any(check.id == "last-boundary" for check in checks)
     for check in checks:
         if _is_refuted_default(check, source):
             yield f"{check.evidence['embeddings'][0]} is B0"
@@ -83,6 +86,8 @@ def _against(source: str, name: str, boundary: int | None, is_last: bool, checks
             yield f"{name} is B0"
         elif check.id == "embedding" and check.verdict == "refuted":
             yield f"{name} is not the embedding"
+        elif check.id == "last-is-last" and is_inner:
+            continue
         elif is_last and check.id in _OF_LAST and check.verdict == "refuted":
             side = "before" if check.evidence.get("found") == "pre" else "after"
             yield f"it stands {side} the final norm" if check.id == "last-norm" else "it is no last state"

@@ -336,6 +336,14 @@ def test_declared_sources_that_the_values_refute_say_so(sample: Sample, tmp_path
     assert source_of(found, "hidden_states[3]").startswith("REFUTED by value (it stands after the final norm)")
     inner = v1(tmp_path, sample, [sample.b2, sample.b8, sample.b13, sample.b2], [1, 7, 12, 15])
     assert "it is no last state" in source_of(inner, "hidden_states[3]")
+    declared = v1(tmp_path, sample, [sample.b2, sample.b8, sample.b13, sample.b2], [1, 7, 12, 1])
+    assert source_of(declared, "hidden_states[3]").startswith("speculators v1")  # it says itself that it is B2
+
+
+def test_an_assumed_norm_is_confirmed_by_value() -> None:
+    found = inspect_capture(f"{PAIR / 'dump'}#0", target=TARGET)
+    told = source_of(found, "hidden_states[3]")
+    assert told.startswith("ASSUMED default") and told.endswith("the values confirm the side of the norm")
 
 
 def test_the_evidence_that_decides_the_norm_is_what_is_printed(sample: Sample, tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import typer.main
 
+from drafttrace.tracer.empty_paths import refuse_empty_path
+
 # Commands and options are typer's own or, in its older versions, click's: neither has types that fit both.
 Command = Any
 Option = Any
@@ -18,6 +20,7 @@ def command_of(app: typer.Typer) -> Command:
     for one in (command, *getattr(command, "commands", {}).values()):
         for option in one.params:
             _spare(option)
+            refuse_empty_path(option)
         one.get_help_option = _Help(one.get_help_option)
     return command
 

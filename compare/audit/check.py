@@ -107,11 +107,16 @@ def gather(
 
     Arguments and errors as :func:`check`.
     """
+    given = {"target": target_dir, "draft": draft_dir}
     target_dir, draft_dir = model_folder(target_dir, "target"), model_folder(draft_dir, "draft")
+    notes = [
+        f"The {role} '{given[role]}' is {folder} of the hub cache."
+        for role, folder in (("target", target_dir), ("draft", draft_dir))
+        if folder != given[role]
+    ]
     target = read_target_config(target_dir)
     refuse_draft_as_target(target, draft_dir)
     draft = read_draft_config(draft_dir)
-    notes: list[str] = []
     weights = draft_weights(open_checkpoint(draft_dir))
     refuse_no_draft(draft, weights)
     if health is not None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -96,3 +98,54 @@ def test_check_takes_hub_names(nothing_set: pytest.MonkeyPatch, tmp_path: Path) 
     by_name = check(Path("org/target"), Path("org/draft"))
     by_folder = check(PAIR / "target", PAIR / "draft")
     assert [f.id for f in by_name.findings] == [f.id for f in by_folder.findings] != []
+
+
+def test_a_cache_without_a_named_main_is_not_said_to_hold_nothing(
+    nothing_set: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Fetched by its commit, a model has a snapshot and no refs/main: "holds no snapshot of it", it said."""
+    cache = tmp_path / ".cache/huggingface/hub"
+    only = fetched(cache, "org/draft", PAIR / "draft")
+    repository = only.parents[1]
+    (repository / "refs/main").unlink()
+    result = check(PAIR / "target", Path("org/draft"))  # the only one is taken, and named
+    assert f"The draft 'org/draft' is {only} of the hub cache." in result.notes
+    assert cached_snapshots("org/draft") == (only,) and cached_snapshots("org/draft", revision="v2") == ()
+
+    shutil.copytree(only, repository / "snapshots/decade")
+    with pytest.raises(
+        DrafttraceError, match=r"no revision of it is named.*refs/main.*c0ffee.*decade.*--draft"
+    ) as said:
+        check(PAIR / "target", Path("org/draft"))
+    assert "holds no snapshot" not in str(said.value) and cached_snapshots("org/draft") == ()
+
+    (repository / "refs/main").write_text("abcdef")
+    with pytest.raises(
+        DrafttraceError, match=r"refs/main names no snapshot that is there .*c0ffee.*fetch it again"
+    ):
+        check(PAIR / "target", Path("org/draft"))
+    (repository / "refs/main").write_text("decade")
+    (repository / "snapshots/decade/config.json").unlink()
+    with pytest.raises(DrafttraceError, match=r"its snapshot .*decade has no config\.json; .* fetch it whole"):
+        check(PAIR / "target", Path("org/draft"))
+    nothing_set.setenv("SGLANG_USE_MODELSCOPE", "true")
+    with pytest.raises(DrafttraceError, match="would ask another hub"):
+        check(PAIR / "target", Path("org/draft"))
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["check", "--target", "", "--draft", str(PAIR / "draft")], "--target"),
+        (["check", "--target", str(PAIR / "target"), "--draft="], "--draft"),
+        (["check", "--target", str(PAIR / "target"), "--draft", str(PAIR / "draft"), "--md", ""], "--md"),
+        (["replay", "a.h5", "--target", ""], "--target"),
+        (["reference", "--prompt", "Bob", "-o", "", "--target", "x"], "--output"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value[0],
+)
+def test_an_empty_path_is_not_the_working_folder(words: list[str], name: str) -> None:
+    """It said ". has no config.json"."""
+    done = subprocess.run([sys.executable, "-m", "drafttrace.tracer.cli", *words], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"drafttrace: {name} is empty; give a path") and done.stderr.count("\n") == 1

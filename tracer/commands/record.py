@@ -168,7 +168,7 @@ def check_prompt(prompt: Prompt, sampling: Sampling, health: Health) -> None:
         where = next(i for i, token in enumerate(prompt.input_ids) if token >= health.vocab_size)
         raise DrafttraceError(
             f"The token {prompt.input_ids[where]} at position {where} is outside the served model's vocabulary of "
-            f"{health.vocab_size}: the prompt was made with another tokenizer. Dump again with that of the served model, "
+            f"{health.vocab_size}, so the prompt is of another tokenizer; dump again with that of the served model, "
             "or serve the model that the dump was made with."
         )
     if limit is not None and count + sampling.max_new_tokens > limit:

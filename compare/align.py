@@ -106,6 +106,27 @@ def foreign_token(left: Capture, reference: Capture, alignment: Alignment) -> Fo
     return ForeignToken(int(beyond[0]), int(valid_tokens(reference)[beyond[0]]), size)
 
 
+def shares_only_its_start(left: Capture, reference: Capture, alignment: Alignment) -> bool:
+    """Whether two prompts part within their first quarter and have no few tokens in a row in common after that.
+
+    What they share then is a header that most prompts share: another prompt, or the ids of another tokenizer.
+    """
+    if alignment.difference is None or alignment.natural or alignment.offset:
+        return False
+    ours, theirs = valid_tokens(left), valid_tokens(reference)
+    start = alignment.difference.index
+    if 4 * start >= min(len(ours), len(theirs)):
+        return False
+    return not (_runs(ours[start:]) & _runs(theirs[start:]))
+
+
+def _runs(tokens: Ints) -> set[tuple[int, ...]]:
+    """Every ``_MIN_RUN`` known tokens in a row."""
+    listed = tokens.tolist()
+    runs = (tuple(listed[i : i + _MIN_RUN]) for i in range(len(listed) - _MIN_RUN + 1))
+    return {run for run in runs if min(run) >= 0}
+
+
 def plan(left: Capture, reference: Capture, *, offsets: bool = True) -> Alignment:
     """Pair the rows of two captures by their token ids; without ``offsets`` only as far as the first tokens agree."""
     _refuse_other_pseudonyms(left, reference)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from drafttrace.compare.align import Alignment, ForeignToken, foreign_token, valid_tokens
+from drafttrace.compare.align import Alignment, ForeignToken, foreign_token, shares_only_its_start, valid_tokens
 from drafttrace.compare.facts import Facts
 from drafttrace.compare.findings.base import finding, quoted
 from drafttrace.compare.result import Finding, FirstDifference
@@ -28,6 +28,8 @@ def find(facts: Facts) -> Iterator[Finding]:
         yield _other_tokenizer(facts, alignment, foreign)
     elif alignment.same_prefix == 0 and alignment.offset == 0 and alignment.difference is not None:
         yield _no_overlap(facts, alignment)
+    elif shares_only_its_start(facts.left, reference, alignment):
+        yield _only_a_start(facts, alignment)
     elif alignment.truncated is not None:
         yield _truncated(facts, alignment, ours, theirs)
     elif alignment.difference is not None and not alignment.natural and not moved_ids:
@@ -77,11 +79,29 @@ def _other_tokenizer(facts: Facts, alignment: Alignment, foreign: ForeignToken) 
     )
 
 
+def _only_a_start(facts: Facts, alignment: Alignment) -> Finding:
+    d = alignment.difference
+    assert d is not None
+    return finding(
+        "no-overlap",
+        f"The two sides share their first {d.index} tokens only, and no four in a row after those: token {d.index} differs "
+        f"(id {d.left_id} against {d.reference_id}){_texts(facts)}. They hold other prompts, or ids of two tokenizers.",
+        confidence=0.97,
+        evidence={"first_difference": d.index, "first_ids": [d.left_id, d.reference_id]},
+        remedy=(
+            "Record with --from-dump, so that the server gets the dump's own token ids; where one of the texts is no "
+            "language, that side was made with another tokenizer: dump again with the one that is served."
+        ),
+    )
+
+
 def _texts(facts: Facts) -> str:
-    """What stands around the first difference on both sides, decoded; nothing without a tokenizer."""
+    """What stands around the first difference on both sides, decoded; how to see it where no tokenizer was found."""
     difference = first_difference(facts)
-    if difference is None or difference.left_text is None:
+    if difference is None:
         return ""
+    if difference.left_text is None:
+        return "" if facts.left.redacted else "; --tokenizer DIR shows them as text"
     return f": {quoted(difference.left_text)} against {quoted(difference.reference_text or '')}"
 
 
@@ -151,11 +171,8 @@ def _no_overlap(facts: Facts, alignment: Alignment) -> Finding:
 def _divergence(facts: Facts, alignment: Alignment) -> Finding:
     d = alignment.difference
     assert d is not None
-    difference = first_difference(facts)
-    texts = ""
-    if difference is not None and difference.left_text is not None:
-        ours, theirs = quoted(difference.left_text), quoted(difference.reference_text or "")
-        texts = f", the text around it {ours} against {theirs}"
+    few = len(alignment) <= MIN_ROWS
+    left_over = "The rows before it are too few to compare." if few else "Only the rows before it can be compared."
     moved = ""
     if alignment.offset:
         more, side = abs(alignment.offset), "the reference" if alignment.offset > 0 else "the request"
@@ -163,7 +180,7 @@ def _divergence(facts: Facts, alignment: Alignment) -> Finding:
     return finding(
         "template-divergence",
         f"The token ids differ from token {d.index} on: id {d.left_id} in the request, {d.reference_id} in the "
-        f"reference{texts}. Only the rows before it can be compared.{moved}",
+        f"reference{_texts(facts)}. {left_over}{moved}",
         confidence=0.97,
         evidence={
             "index": d.index,

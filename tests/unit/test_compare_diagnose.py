@@ -506,7 +506,7 @@ def test_a_shared_header_is_no_comparison() -> None:
     tokens = np.concatenate([dump.tokens[:2], dump.tokens[2:] + 1000])
     found = diff(trace(), replace(dump, tokens=tokens, table=dump.table.of_tokens(tokens)))
     assert (found.verdict, found.exit_code) == ("incomparable", 2)
-    assert found.findings[0].id == "template-divergence"
+    assert found.findings[0].id == "no-overlap"
 
 
 def test_ids_beyond_the_served_vocabulary_are_another_tokenizer_and_no_comparison() -> None:
@@ -522,9 +522,20 @@ def test_ids_beyond_the_served_vocabulary_are_another_tokenizer_and_no_compariso
     assert f"id {tokens[9]}" in found.summary and "50000" in found.summary
     assert "tokenizer of the target that is served" in found.findings[0].remedy
     assert diff(known, dump).exit_code == 0
-    # Within the vocabulary nobody can prove it; the rows before the difference are compared.
+    # Within the vocabulary nobody can prove it.
     wide = replace(left, about={**left.about, "target_config": {"vocab_size": 500_000}})
-    assert diff(wide, foreign).findings[0].id == "template-divergence"
+    assert "other prompts, or ids of two tokenizers" in diff(wide, foreign).summary
+
+
+def test_prompts_that_share_a_header_only_are_no_comparison() -> None:
+    """Ids of another tokenizer within the vocabulary: five equal ones were enough for a verdict."""
+    dump = dumped(NOISY, BASE)
+    tokens = np.concatenate([dump.tokens[:5], dump.tokens[5:] + 1000])
+    found = diff(trace(), replace(dump, tokens=tokens, table=dump.table.of_tokens(tokens)))
+    assert (found.verdict, found.exit_code, found.findings[0].id) == ("incomparable", 2, "no-overlap")
+    assert "another tokenizer" in found.findings[0].remedy and "--tokenizer DIR" in found.summary
+    # Tokens in between, as another chat template puts them: the text after them is the same.
+    assert diff(trace(), faults.extra_tokens(1, 4)(dump)).findings[0].id == "template-divergence"
 
 
 def test_a_state_that_the_draft_does_not_hand_on_is_seen() -> None:

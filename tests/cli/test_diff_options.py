@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import pytest
+from edited_traces import edited
 
 ROOT = Path(__file__).resolve().parents[2]
 KIMI = ROOT / "traces/tiny-kimi"
@@ -70,7 +70,7 @@ def test_rows_of_another_request_are_found_among_its_traces(tmp_path: Path) -> N
     other.parent.mkdir()
     trace.write_bytes((KIMI / "fixed.h5").read_bytes())
     other.write_bytes((KIMI / "fixed.h5").read_bytes())
-    with h5py.File(other, "r+") as file:  # another text with other rows
+    with edited(other) as file:  # another text with other rows
         file["tokens/ids"][...] = np.roll(file["tokens/ids"][...], 7)
         rows = file["target/rows"][...]
         rows["token_id"] = np.roll(rows["token_id"], 7)
@@ -80,7 +80,7 @@ def test_rows_of_another_request_are_found_among_its_traces(tmp_path: Path) -> N
         file["target/last"][...] = file["target/last"][...][::-1] * 1.5
         row = file["target/aux/1"][10]
     assert not ids(result_of(trace, DUMP, "--others", other))
-    with h5py.File(trace, "r+") as file:
+    with edited(trace) as file:
         file["target/aux/1"][20] = row
         position, width = file["target/rows"][20]["position"], len(row)
         for i in np.flatnonzero(file["draft/rows"]["position"] == position):  # the draft consumed what it was given

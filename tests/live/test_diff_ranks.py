@@ -14,6 +14,7 @@ import h5py
 import numpy as np
 import pytest
 import recording
+from edited_traces import edited
 from sglang_cpu.arguments import cpu_args
 
 from drafttrace.tracer.open import open_capture
@@ -75,7 +76,7 @@ def ranks(made: Path, tmp_path: Path) -> Path:
 
 def change(path: Path, name: str, how: Callable[[np.ndarray], np.ndarray]) -> None:
     """Rewrite one bf16 tensor of a trace as float32 values come out of ``how``."""
-    with h5py.File(path, "r+") as file:
+    with edited(path) as file:
         data = file[name]
         values = data[...].astype(np.float32)
         data[...] = how(values)
@@ -93,7 +94,7 @@ def test_requests_of_one_batch_share_no_rows_until_one_is_copied(ranks: Path) ->
     assert not faults(diff(*arguments))
     with h5py.File(ranks / "other.h5") as file:
         row = file["target/aux/2"][15]
-    with h5py.File(ranks / "trace.h5", "r+") as file:
+    with edited(ranks / "trace.h5") as file:
         file["target/aux/2"][25] = row
     named = diff(*arguments)
     assert faults(named)[0] == "cross-request", [(f["id"], f["summary"]) for f in named["findings"]]
@@ -101,7 +102,7 @@ def test_requests_of_one_batch_share_no_rows_until_one_is_copied(ranks: Path) ->
 
 
 def test_ranks_that_disagree_are_named_from_the_command_line(ranks: Path) -> None:
-    with h5py.File(ranks / "trace.h5", "r+") as file:
+    with edited(ranks / "trace.h5") as file:
         hashes = file["ranks/1/hashes"]
         hashes[7, 0] = hashes[7, 0] + np.uint64(1)
     for reference in ((), (ranks / "reference.safetensors",)):
@@ -110,7 +111,7 @@ def test_ranks_that_disagree_are_named_from_the_command_line(ranks: Path) -> Non
 
 
 def test_rows_that_a_rank_holds_in_another_order_are_named(ranks: Path) -> None:
-    with h5py.File(ranks / "trace.h5", "r+") as file:
+    with edited(ranks / "trace.h5") as file:
         hashes = file["ranks/1/hashes"][...]
         count = int(file["tokens/prompt_length"][()])
         hashes[:count] = np.roll(hashes[:count], count // 2, axis=0)

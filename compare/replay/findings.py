@@ -314,7 +314,7 @@ def live_findings(live: LiveComparison | None, expected: float) -> Iterator[Find
         value = (
             f"equal first choices {at.equal_top1:.1%}"
             if at.equal_top1 is not None
-            else f"cosine {at.cosine_p50:.4f}"
+            else f"cosine {at.cosine_p50:.4f}{_size(at)}"
         )
         if live.proposed_by is not None:
             yield _proposals(live.proposed_by, at)
@@ -325,7 +325,7 @@ def live_findings(live: LiveComparison | None, expected: float) -> Iterator[Find
             f"Live and replay part at {at.tensor} of step {at.step + 1} ({value} over {at.rows} rows); everything before "
             "it agrees, so the fault lies between the two.",
             _place(at.tensor, at.step),
-            {"step": at.step, "tensor": at.tensor, "rows": at.rows},
+            {"step": at.step, "tensor": at.tensor, "rows": at.rows, **_measured(at)},
         )
     observed = live.observed
     if observed is not None and math.isfinite(expected) and live.parted is None:
@@ -337,6 +337,18 @@ def live_findings(live: LiveComparison | None, expected: float) -> Iterator[Find
             "If that is less than training promised, look at the wiring and the text, not at the draft's forward.",
             {"observed": observed, "expected": expected},
         )
+
+
+def _size(at: Stage) -> str:
+    """What a cosine does not see: how far apart the two are, and how much longer the live one is."""
+    far = "" if at.rel_l2_p50 is None else f", relative L2 {at.rel_l2_p50:.3f}"
+    return far + ("" if at.norm_ratio_p50 is None else f", norm {at.norm_ratio_p50:.3f} times the replay's")
+
+
+def _measured(at: Stage) -> dict[str, float | None]:
+    if at.cosine_p50 is None:
+        return {"equal_first_choices": at.equal_top1}
+    return {"cosine": at.cosine_p50, "rel_l2": at.rel_l2_p50, "norm_ratio": at.norm_ratio_p50}
 
 
 def _proposals(by: ProposedBy, at: Stage) -> Finding:

@@ -23,6 +23,11 @@ from drafttrace.tracer.capture import Accepted, Capture, DraftRows, Ints, Phase
 from drafttrace.tracer.rows import DType, Floats
 
 _PARTED_COSINE, _PARTED_AGREEMENT = 0.99, 0.9
+_UNIT = 2.0**-8
+"""bf16's rounding, the coarsest that a draft computes in. A trace in float32 may hold rounded or TF32 results, too, so
+that no finer one can be expected of it."""
+_LIMITS = {"fc_in": (8 * _UNIT, 4 * _UNIT), "fc_out": (8 * _UNIT, 4 * _UNIT), "hidden_out": (32 * _UNIT, 8 * _UNIT)}
+"""Relative L2 and distance of the norm ratio from 1 that roundings explain: of one norm or product, or of a layer."""
 _FORMATS = {DType.BF16: torch.bfloat16, DType.FP16: torch.float16}
 _EXTEND = (Phase.DRAFT_EXTEND_PREFILL, Phase.DRAFT_EXTEND_VERIFY)
 
@@ -32,6 +37,8 @@ class Stage:
     """One tensor of one step, live against replayed: rows compared, cosine (None for proposals) or the share of equal
     first choices (None for tensors).
 
+    rel_l2_p50, norm_ratio_p50: medians of ``|live - replayed| / |replayed|`` and ``|live| / |replayed|``, without which a
+    tensor that is only scaled would pass; None for proposals and where no row is finite.
     equal_top1: the replay's first choice is the id that the server proposed. tied_top1: it is that, or one that had
     exactly the same logit on the server.
     """
@@ -43,13 +50,20 @@ class Stage:
     cosine_p50: float | None
     equal_top1: float | None
     tied_top1: float | None = None
+    rel_l2_p50: float | None = None
+    norm_ratio_p50: float | None = None
 
     @property
     def parted(self) -> bool:
         """Whether live and replay are different things here."""
         if self.tied_top1 is not None:
             return self.tied_top1 < _PARTED_AGREEMENT
-        return self.cosine_p50 is not None and self.cosine_p50 < _PARTED_COSINE
+        if self.cosine_p50 is not None and self.cosine_p50 < _PARTED_COSINE:
+            return True
+        distance, scale = _LIMITS[self.tensor]
+        return (self.rel_l2_p50 is not None and self.rel_l2_p50 > distance) or (
+            self.norm_ratio_p50 is not None and abs(self.norm_ratio_p50 - 1) > scale
+        )
 
 
 @dataclass(frozen=True)
@@ -217,9 +231,24 @@ def _stage(step: int, tensor: str, made: Floats, draft: DraftRows, name: str, li
     if not kept.any() or draft.tensors[name].width != made.shape[1]:
         return None
     theirs, mine = draft.tensors[name].take(live[kept]), made[kept]
-    cosine = (theirs * mine).sum(1) / (np.linalg.norm(theirs, axis=1) * np.linalg.norm(mine, axis=1) + 1e-30)
+    size, expected = np.linalg.norm(theirs, axis=1) + 1e-30, np.linalg.norm(mine, axis=1) + 1e-30
+    cosine = (theirs * mine).sum(1) / (size * expected)
     cosine = np.where(np.isfinite(cosine), cosine, 0.0)
-    return Stage(step, tensor, int(kept.sum()), float(cosine.min()), float(np.median(cosine)), None)
+    return Stage(
+        step,
+        tensor,
+        int(kept.sum()),
+        float(cosine.min()),
+        float(np.median(cosine)),
+        None,
+        rel_l2_p50=_median(np.linalg.norm(theirs - mine, axis=1) / expected),
+        norm_ratio_p50=_median(size / expected),
+    )
+
+
+def _median(values: Floats) -> float | None:
+    finite = values[np.isfinite(values)]
+    return float(np.median(finite)) if len(finite) else None
 
 
 def _proposals(

@@ -149,6 +149,8 @@ def _live(live: LiveComparison) -> Grid:
             str(stage.rows),
             plain(stage.cosine_p50, 5),
             plain(stage.cosine_min, 5),
+            plain(stage.rel_l2_p50, 4),
+            plain(stage.norm_ratio_p50, 4),
             percent(stage.equal_top1),
             percent(stage.tied_top1),
         )
@@ -156,9 +158,19 @@ def _live(live: LiveComparison) -> Grid:
     )
     return Grid(
         f"Live against replay, both in {live.number_format}",
-        ("step", "what", "rows", "cosine p50", "cosine min", "equal first choice", "or tied"),
+        (
+            "step",
+            "what",
+            "rows",
+            "cosine p50",
+            "cosine min",
+            "rel L2",
+            "norm ratio",
+            "equal first choice",
+            "or tied",
+        ),
         rows,
-        right=frozenset({0, 2, 3, 4, 5, 6}),
+        right=frozenset({0, 2, 3, 4, 5, 6, 7, 8}),
         bold=frozenset(i for i, stage in enumerate(live.stages) if stage.parted),
     )
 

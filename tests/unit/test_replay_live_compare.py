@@ -156,6 +156,25 @@ def test_a_fault_is_placed_where_it_is(tmp_path: Path, tensor: str, step: int, w
     assert word in found.remedy and f"step {step + 1}" in found.summary
 
 
+@pytest.mark.parametrize("factor", [1.1, 1.5, 3.0])
+def test_a_scaled_fc_is_named_at_fc_out(tmp_path: Path, factor: float) -> None:
+    """Cosine alone was compared: x 1.1 was unseen, and larger factors were placed at the draft layer."""
+    world, replayer = pair(tmp_path)
+
+    def scaled(value: torch.Tensor) -> torch.Tensor:
+        return value * factor
+
+    capture = served(world, replayer, spoiled("fc_out", 0, scaled))
+    result = replay(capture, world.draft, world.target, switches=False)
+    parted = result.live.parted if result.live is not None else None
+    assert parted is not None and (parted.tensor, parted.step) == ("fc_out", 0)
+    assert parted.norm_ratio_p50 == pytest.approx(factor, rel=1e-3)
+    (found,) = [f for f in result.faults if f.id == "downstream"]
+    assert (
+        f"relative L2 {factor - 1:.3f}, norm {factor:.3f} times" in found.summary and "fc's weights" in found.remedy
+    )
+
+
 def test_exact_ties_are_no_difference(tmp_path: Path) -> None:
     world, replayer = pair(tmp_path)
     capture = served(world, replayer, honest)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from drafttrace.compare.audit.mla_checks import mla_findings, refused
 from drafttrace.compare.audit.sglang_rules import honoured
 from drafttrace.compare.audit.shape_remedies import D2T, Shapes
 from drafttrace.compare.audit.shape_remedies import HEAD as HEAD_WEIGHT
@@ -66,6 +67,7 @@ def tensor_reports(subject: Subject, hash_weights: bool) -> tuple[TensorReport, 
 
 def weight_findings(subject: Subject, reports: tuple[TensorReport, ...]) -> Iterator[Finding]:
     """Every fault and hint about the draft's tensors, vocabulary maps left out."""
+    yield from mla_findings(subject)
     yield from _missing_and_wrong(subject)
     yield from _head_and_embedding(subject)
     yield from _unused(subject)
@@ -101,7 +103,7 @@ def _missing_and_wrong(subject: Subject) -> Iterator[Finding]:
     have = {part for name in subject.draft_weights.names for part in split_fused(name)}
     slots = subject.fc_slots or len(subject.served.wiring or ()) or 3
     for name, shape in expected_shapes(subject.draft, slots).items():
-        if name not in have:
+        if name not in have and not refused(subject):  # a server that does not start reads none
             yield fault(
                 "weights-missing",
                 0.95,

@@ -1247,3 +1247,41 @@ def test_the_heads_rows_tell_whether_d2t_or_the_config_is_wrong(
     (said,) = [f for f in result.findings if "entries, draft_vocab_size is" in f.summary]
     assert remedy in said.remedy
     assert result.fix.get("draft_vocab_size") == (40 if rows == entries else None)
+
+
+@pytest.mark.parametrize("before", ["model.midlayer.", "model.layers.0."])
+def test_names_that_the_mla_class_passes_over_are_a_fault(before: str, tmp_path: Path) -> None:
+    """The class puts 'model.' before every name, so 'model.model.…' is skipped: the check called such a draft sound."""
+    held = mla_tensors()
+    good = check(
+        write_target(tmp_path / "target"),
+        write_draft(tmp_path / "good", mla(CANONICAL), held),
+        sglang_version="0.5.23",
+    )
+    assert not any("passes over" in f.summary for f in good.findings)
+    named = {
+        name if name in ("d2t", "t2d", "lm_head.weight") else f"model.{name}".replace("model.midlayer.", before): t
+        for name, t in held.items()
+    }
+    draft = write_draft(tmp_path / "draft", mla(CANONICAL), named)
+    result = check(tmp_path / "target", draft, sglang_version="0.5.23")
+    (found,) = [f for f in result.faults if "passes over" in f.summary]
+    assert found.id == "weights-missing" and "model.fc.weight" in found.evidence["tensors"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words", "remedy"),
+    [
+        ({"q_lora_rank": None}, "requires one: the server refuses", '"q_lora_rank": 8'),
+        ({"num_hidden_layers": 2}, "takes one layer only: the server refuses", '"num_hidden_layers": 1'),
+    ],
+)
+def test_what_the_mla_class_refuses_is_said_to_be_refused(
+    change: dict[str, Any], words: str, remedy: str, tmp_path: Path
+) -> None:
+    """The check said that such a server runs with whatever the memory held, or nothing."""
+    draft = write_draft(tmp_path / "draft", mla(CANONICAL, **change), mla_tensors())
+    result = check(write_target(tmp_path / "target"), draft, sglang_version="0.5.23")
+    (found,) = [f for f in result.faults if words in f.summary]
+    assert remedy in found.remedy
+    assert not any("whatever the memory held" in f.summary for f in result.findings)

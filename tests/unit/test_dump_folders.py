@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import dump_layouts as made
@@ -11,6 +12,7 @@ from dump_reading import read_all
 
 from drafttrace.tracer.dumps.registry import Request
 from drafttrace.tracer.errors import DrafttraceError, UnknownFormat
+from drafttrace.tracer.open import open_capture
 
 
 def test_empty_things(tmp_path: Path) -> None:
@@ -84,3 +86,39 @@ def test_unknown_format_name(tmp_path: Path) -> None:
     path = made.write_sf_eagle3(tmp_path)
     with pytest.raises(UnknownFormat, match="no format 'PARQUET'"):
         read_all(path, format="PARQUET")
+
+
+def test_the_base_folder_of_a_dumper_is_its_run(tmp_path: Path) -> None:
+    """Its first file 'holds the fields meta, value, which is no dump format'."""
+    run = made.write_sg_dumper(tmp_path)
+    for format_id in (None, "SG-DUMPER"):
+        capture = open_capture(str(tmp_path), format=format_id)
+        assert capture.format == "SG-DUMPER" and capture.path == str(run)
+    again = tmp_path / "exp2"
+    shutil.copytree(run, again)
+    with pytest.raises(DrafttraceError, match=rf"holds 2 runs \('exp', 'exp2'\); give one, such as '{again}'"):
+        open_capture(str(tmp_path))
+
+
+def test_a_single_file_of_a_dumper_names_its_folder(tmp_path: Path) -> None:
+    """'There is no format SG-DUMPER for a file', said of a folder too."""
+    run = made.write_sg_dumper(tmp_path)
+    file = next(run.glob("*input_ids.pt"))
+    with pytest.raises(UnknownFormat, match=rf"part of a SGLang dumper folder .*give the folder '{run}'"):
+        open_capture(str(file))
+    with pytest.raises(UnknownFormat, match=rf"SG-DUMPER is the format of a folder.*give the folder '{run}'"):
+        open_capture(str(file), format="SG-DUMPER")
+    (tmp_path / "other").mkdir()
+    made.write_spec_v1(tmp_path / "other")
+    with pytest.raises(UnknownFormat, match=r"is no SGLang dumper folder \(SG-DUMPER\)"):
+        open_capture(str(tmp_path / "other"), format="SG-DUMPER")
+
+
+def test_a_shard_of_a_cache_names_its_folder(tmp_path: Path) -> None:
+    """The remedy was --slots and --tokens, which lose what manifest.json says."""
+    folder = made.write_am_eagle3(tmp_path)
+    shard = next(folder.glob("shard-*.safetensors"))
+    with pytest.raises(
+        UnknownFormat, match=rf"part of a NeMo Automodel EAGLE-3 cache .*give the folder '{folder}'"
+    ):
+        open_capture(str(shard))

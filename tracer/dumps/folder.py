@@ -94,9 +94,44 @@ def open_collection(path: Path, format_id: str | None = None, request: Request |
         raise UnreadableFile(f"The path '{path}' cannot be followed ({error.strerror}); check the link.") from None
     if is_folder:
         return _open_folder(path, format_id, asked)
+    if format_id is not None:
+        _refuse_folder_format(path, format_id)
     document = open_document(path)
-    layout, why = recognise(document, format_id, asked)
+    try:
+        layout, why = recognise(document, format_id, asked)
+    except UnknownFormat:
+        _refuse_part_of_folder(path)
+        raise
     return Collection(path, layout, why, _inside(layout, document))
+
+
+def _refuse_folder_format(path: Path, format_id: str) -> None:
+    """Raise UnknownFormat where the format that the user named is that of a whole folder, and ``path`` is none of it."""
+    layout = folder_layouts().get(format_id.upper())
+    if layout is None or layout.id in layouts():
+        return
+    if path.is_dir():
+        raise UnknownFormat(
+            f"The folder '{path}' is no {layout.title} ({layout.id}), nor are the folders in it; give the folder that its "
+            "files stand in, or leave --format out."
+        )
+    raise UnknownFormat(
+        f"{layout.id} is the format of a folder, and '{path}' is a file; give the folder '{path.parent}'."
+    )
+
+
+def _refuse_part_of_folder(path: Path) -> None:
+    """Raise UnknownFormat where a file that means nothing alone stands in a folder that is a dump."""
+    for layout in folder_layouts().values():
+        try:
+            found = layout.detect(path.parent) is not None
+        except DrafttraceError:  # of a file beside it, which nobody asked for
+            continue
+        if found:
+            raise UnknownFormat(
+                f"The file '{path}' is a part of a {layout.title} ({layout.id}) and means nothing alone; give the folder "
+                f"'{path.parent}'."
+            )
 
 
 def _inside(layout: Layout, document: Document) -> list[SampleRef]:
@@ -177,7 +212,32 @@ def _contents(document: Document) -> str:
     return f"a single {type(value).__name__}"
 
 
+def _run_folder(path: Path, format_id: str | None) -> Path:
+    """The one run below a base folder, into which SGLang's dumper writes each run as a folder; else ``path`` itself.
+
+    Raises DrafttraceError naming the runs where there are several.
+    """
+    runs = [
+        folder
+        for layout in folder_layouts().values()
+        if layout.many_runs
+        and (format_id is None or format_id.upper() == layout.id)
+        and layout.detect(path) is None
+        for name in sorted(next(os.walk(path), ("", [], []))[1])  # of one that may not be read, none
+        if layout.detect(folder := path / name) is not None
+    ]
+    if not runs or any(not any(run in file.parents for run in runs) for file in sample_files(path)):
+        return path
+    if len(runs) > 1:
+        named = ", ".join(f"'{run.name}'" for run in runs[:5]) + (", ..." if len(runs) > 5 else "")
+        raise DrafttraceError(
+            f"The folder '{path}' holds {len(runs)} runs ({named}); give one, such as '{runs[-1]}'."
+        )
+    return runs[0]
+
+
 def _open_folder(path: Path, format_id: str | None, request: Request) -> Collection:
+    path = _run_folder(path, format_id)
     found = [
         (layout, why)
         for layout in folder_layouts().values()
@@ -192,6 +252,8 @@ def _open_folder(path: Path, format_id: str | None, request: Request) -> Collect
         if not samples:
             raise UnreadableFile(f"The folder '{path}' holds no samples of {folder_layout.id}; dump it again.")
         return Collection(path, folder_layout, why, samples)
+    if format_id is not None:
+        _refuse_folder_format(path, format_id)
     files = sample_files(path)
     if not files:
         model = next((file.name for file in _walk(path) if _WEIGHTS.fullmatch(file.name)), None)

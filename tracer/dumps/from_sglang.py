@@ -372,6 +372,7 @@ def _json_tokens(path: Path, answer: Mapping[str, Any], count: int) -> tuple[Int
 
 register(Layout("SG-PASS", "SGLang --debug-tensor-dump-output-folder", _detect_pass, _read_pass,
                 lambda document: max(1, len(_pass(document).runs))))  # fmt: skip
-register(FolderLayout("SG-DUMPER", "SGLang dumper folder", _detect_dumper, _dumper_samples, _read_dumper))
+register(FolderLayout("SG-DUMPER", "SGLang dumper folder", _detect_dumper, _dumper_samples, _read_dumper,
+                      many_runs=True))  # fmt: skip
 register(Layout("SG-JSON", "SGLang return_hidden_states", _detect_json, _read_json,
                 lambda document: len(_answers(document)) or 1))  # fmt: skip

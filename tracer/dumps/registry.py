@@ -85,13 +85,15 @@ class SampleRef:
 
 @dataclass(frozen=True)
 class FolderLayout:
-    """A layout of a whole folder, with files that mean nothing alone."""
+    """A layout of a whole folder, with files that mean nothing alone. many_runs: its writer is told a base folder, and
+    makes one such folder in it for each run."""
 
     id: str
     title: str
     detect: Callable[[Path], str | None]
     samples: Callable[[Path], Sequence[SampleRef]]
     read: Callable[[Path, SampleRef, Request], Capture]
+    many_runs: bool = False
 
 
 _LAYOUTS: dict[str, Layout] = {}

@@ -26,8 +26,9 @@ from drafttrace.tracer.convert_place import (
     refuse_taken_folder,
     write_folder,
 )
+from drafttrace.tracer.convert_prefill import prefill_remedy
 from drafttrace.tracer.convert_recording import left_out_of, refuse_recording
-from drafttrace.tracer.convert_sample import Sample, one_row_per_token
+from drafttrace.tracer.convert_sample import LaterRows, Sample, one_row_per_token
 from drafttrace.tracer.dumps.folder import Collection, open_collection
 from drafttrace.tracer.dumps.registry import FieldMap, Request
 from drafttrace.tracer.errors import DrafttraceError, OutputExists
@@ -114,7 +115,15 @@ def convert(
         return _write_all(several, how, read, _facts(several, how, read, format), out, force, progress)
     _refuse_place(layout, out, force)
     capture = open_capture(spec, format=format, sample=sample, mapping=mapping, request=asked)
-    source = how.cut(capture)
+    try:
+        source = how.cut(capture)
+    except LaterRows as error:
+        path, number = split_spec(spec)
+        raise prefill_remedy(
+            error,
+            open_collection(path, "MAPPED" if mapping is not None and format is None else format, asked),
+            sample if number is None else number,
+        ) from None
     return Converted(_write_one(source, layout, out), tuple(left_out_of(source, to)))
 
 
@@ -192,12 +201,19 @@ def _write_all(
         collection=several,
         layout=how.layout,
         out=out,
-        cut=lambda number: how.cut(read_sample(several, number, None, read)),
+        cut=lambda number: _cut_of(several, number, how, read),
         facts=facts,
         lose_numbers="sample-numbers" in how.lose,
         force=force,
     )
     return Converted((out,), tuple(convert_all(run, progress)), count)
+
+
+def _cut_of(several: Collection, number: int, how: _Asked, read: Request) -> Sample:
+    try:
+        return how.cut(read_sample(several, number, None, read))
+    except LaterRows as error:
+        raise prefill_remedy(error, several, number) from None
 
 
 def _refuse_place(layout: OutLayout, out: Path, force: bool) -> None:

@@ -20,6 +20,17 @@ from drafttrace.tracer.rows import DType, Rows
 BLOCK = 256
 
 
+class LaterRows(DrafttraceError):
+    """A dump of one forward pass whose rows begin after token 0: a decode step, or the rest after a cached prefix.
+
+    first: the position of its first row.
+    """
+
+    def __init__(self, text: str, first: int = 0) -> None:
+        super().__init__(text)
+        self.first = first
+
+
 @dataclass(frozen=True)
 class Sample:
     """One row per token: ``index[t]`` is the row of token t. layers: n where it is known.
@@ -64,6 +75,8 @@ def one_row_per_token(
     index[table.position[rows]] = rows
     missing = np.flatnonzero(index < 0)
     if len(missing):
+        if not is_trace(capture) and len(missing) == int(missing[-1]) + 1:
+            raise _later_rows(capture, len(missing), last)
         raise DrafttraceError(
             f"'{capture.path}' has no row for token {int(missing[0])} ({len(missing)} of {last + 1} are missing, as after "
             "a prefix-cache hit), and a training dump needs one for every token; record it again with a cold cache."
@@ -97,6 +110,16 @@ def one_row_per_token(
         lose,
         target,
     )
+
+
+def _later_rows(capture: Capture, first: int, last: int) -> LaterRows:
+    if first == last:
+        what = f"one row, of token {first}, as a decode step has: the rows before it are in earlier passes"
+    else:
+        what = (
+            f"rows from token {first} to {last} alone, as after a prefix-cache hit: those before it are in no row"
+        )
+    return LaterRows(f"'{capture.path}' holds {what}, and a training dump needs a row for every token", first)
 
 
 def gaps(capture: Capture, name: str, index: Ints) -> bool:

@@ -126,7 +126,7 @@ def _lost_slots(subject: Subject) -> Iterator[Finding]:
             "List ids that differ and lie within the target: " + _ids_or_train(subject),
             {"ids": list(ids), "asked": list(asked), "served": list(served)},
         )
-    elif tuple(asked) != tuple(sorted(asked)):
+    elif tuple(asked) != tuple(sorted(asked)) and subject.trained != served:
         yield fault(
             "slot-permutation",
             0.6,
@@ -160,7 +160,7 @@ def _unknown_training(subject: Subject) -> Iterator[Finding]:
             0.4 if build is note else 0.9,
             f"SGLang looks for the layer ids in {NESTED} only; {stands}, so it serves its default "
             f"{wiring_name(served)}.",
-            f"Put the ids where the server looks: {wiring_remedy(subject, wanted)}",
+            _moved_ids(subject, wanted),
             {"served": list(served), "ids_from": subject.served.ids_from, "problem": draft.ids_problem},
         )
         return
@@ -174,6 +174,18 @@ def _unknown_training(subject: Subject) -> Iterator[Finding]:
             "Give --dump or --trained to decide; if training used the latter, " + wiring_remedy(subject, meant),
             {"served": list(served), "trainer": list(meant), "ids": list(subject.served.ids or ())},
         )
+
+
+def _moved_ids(subject: Subject, wanted: Sequence[int]) -> str:
+    """Where the ids belong; both readings of ids that do not say which is meant."""
+    said = subject.draft.layer_ids
+    if said is None or tuple(said.ids) == tuple(wanted):
+        return f"Put the ids where the server looks: {wiring_remedy(subject, wanted)}"
+    return (
+        f"The config does not say whether id k means B(k) or the output of layer k, B(k+1): give --dump or --trained to "
+        f"decide. For {wiring_name(wanted)}, {wiring_remedy(subject, wanted)}; "
+        f"for {wiring_name(said.ids)}, {wiring_remedy(subject, said.ids)}"
+    )
 
 
 def difference_findings(

@@ -1285,3 +1285,23 @@ def test_what_the_mla_class_refuses_is_said_to_be_refused(
     (found,) = [f for f in result.faults if words in f.summary]
     assert remedy in found.remedy
     assert not any("whatever the memory held" in f.summary for f in result.findings)
+
+
+def test_a_list_in_another_order_is_no_fault_where_training_used_what_is_served(tmp_path: Path) -> None:
+    """[30, 58, 1] serves [B1, B30, B58] by the rule of the first id; said to be trained so, it was a permutation still."""
+    target = write_target(tmp_path / "target", KIMI_TARGET)
+    draft = write_draft(tmp_path / "draft", specforge([30, 58, 1]))
+
+    def permuted(trained: list[int] | None) -> bool:
+        result = check(target, draft, sglang_version="0.5.23", trained=trained)
+        return any(f.id == "slot-permutation" for f in result.faults)
+
+    assert not permuted([1, 30, 58])
+    assert permuted(None) and permuted([30, 58, 1])
+
+
+def test_ids_at_the_top_level_are_not_read_one_way_without_doubt(tmp_path: Path) -> None:
+    target = write_target(tmp_path / "target", KIMI_TARGET)
+    draft = write_draft(tmp_path / "draft", specforge(None, eagle_aux_hidden_state_layer_ids=[0, 3, 31]))
+    (found,) = [f for f in check(target, draft, sglang_version="0.5.23").faults if f.id == "default-wiring"]
+    assert "does not say" in found.remedy and "[B1, B4, B32]" in found.remedy and "[B0, B3, B31]" in found.remedy

@@ -53,6 +53,21 @@ def open_numbered(
     return _told(capture), count
 
 
+def names_several(
+    spec: str, *, format: str | None = None, mapping: FieldMap | None = None, request: Request | None = None
+) -> bool:
+    """Whether ``spec`` is a dump of several samples and names none of them. Arguments and errors as
+    :func:`open_capture`."""
+    path, number = split_spec(spec)
+    if number is not None or (format is None and mapping is None and is_trace_file(path)):
+        return False
+    return len(_collection(path, format, mapping, _request(request, mapping, None)).refs) > 1
+
+
+def _collection(path: Path, format: str | None, mapping: FieldMap | None, asked: Request) -> Collection:
+    return open_collection(path, "MAPPED" if mapping is not None and format is None else format, asked)
+
+
 def _told(capture: Capture) -> Capture:
     say(
         "%s: %s (%s), %d tokens, %d rows, slots %s",
@@ -85,7 +100,7 @@ def _open(
     if format is None and mapping is None and is_trace_file(path):
         return held_against(_open_trace(path, number), request or Request()), 1
     asked = _request(request, mapping, like)
-    collection = open_collection(path, "MAPPED" if mapping is not None and format is None else format, asked)
+    collection = _collection(path, format, mapping, asked)
     if number is None:
         number = collection.refs[0].number if first else _choose(collection, like)
     return _read(collection, number, asked), len(collection.refs)

@@ -329,3 +329,18 @@ def test_a_stranger_adds_a_format(tmp_path: Path) -> None:
             registry.register(registry.Layout("MINE", "again", detect, read))
     finally:
         registry._LAYOUTS.pop("MINE")
+
+
+def test_the_sample_of_left_is_found_by_the_tokens_of_the_reference() -> None:
+    """'holds 8 samples; name one as ...#0': only those of REFERENCE were looked through."""
+    from drafttrace.tracer.commands.diff import compare_paths
+
+    root = Path(__file__).parents[2]
+    dump, trace = str(root / "pairs/tiny-llama/dump"), str(root / "traces/tiny-llama/healthy.h5")
+    wanted = open_capture(dump, like=open_capture(trace))
+    assert compare_paths(dump, trace).to_json() == compare_paths(f"{dump}#{wanted.sample}", trace).to_json()
+    for sample in (1, 3):  # the one with these tokens, which is the file itself
+        with pytest.raises(DrafttraceError, match=rf"same file '.*hs_{sample}\.safetensors'"):
+            compare_paths(dump, f"{dump}#{sample}")
+    with pytest.raises(DrafttraceError, match=r"hold several samples each; .* PATH#i"):
+        compare_paths(dump, dump)

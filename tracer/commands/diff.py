@@ -57,14 +57,19 @@ def compare_paths(
     from drafttrace.compare.thresholds import DEFAULT
     from drafttrace.tracer.beside import gather
     from drafttrace.tracer.decoding import decoder, tokenizer_folder
-    from drafttrace.tracer.open import open_capture
+    from drafttrace.tracer.open import names_several, open_capture
 
     theirs = None
     if reference is None:
         _refuse_format_of_nothing(reference_format)
         ours = open_capture(left, format=left_format, mapping=mapping, request=request)
     else:
-        ours = open_capture(left, format=left_format, request=_width_alone(request))
+        like = None
+        if names_several(left, format=left_format, request=_width_alone(request)):
+            if names_several(reference, format=reference_format, mapping=mapping, request=request):
+                raise _both_several(left, reference)
+            like = open_capture(reference, format=reference_format, mapping=mapping, request=request)
+        ours = open_capture(left, format=left_format, like=like, request=_width_alone(request))
         theirs = open_capture(reference, format=reference_format, like=ours, mapping=mapping, request=request)
         _refuse_itself(ours, theirs)
     floor = None
@@ -88,6 +93,13 @@ def _refuse_format_of_nothing(reference_format: str | None) -> None:
             f"--format {reference_format} is how REFERENCE is to be read, and there is no REFERENCE; give one, or name the "
             "format of LEFT with --left-format."
         )
+
+
+def _both_several(left: str, reference: str) -> DrafttraceError:
+    """Neither side says which sample is meant. No number is suggested: the first of a server's may be its warm-up."""
+    return DrafttraceError(
+        f"'{left}' and '{reference}' hold several samples each; name the one to compare in one of them, as PATH#i."
+    )
 
 
 def _width_alone(request: Request | None) -> Request:

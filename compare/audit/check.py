@@ -19,7 +19,7 @@ from drafttrace.compare.audit.subject import Subject
 from drafttrace.compare.audit.target_config import TargetConfig, read_target_config
 from drafttrace.compare.audit.vocab_checks import decoded_samples, vocabulary_findings, vocabulary_map
 from drafttrace.compare.audit.weight_checks import tensor_reports, weight_findings
-from drafttrace.compare.audit.wiring_checks import wiring_findings
+from drafttrace.compare.audit.wiring_checks import whole_ids, wiring_findings
 from drafttrace.compare.draft_config import DraftConfig, read_draft_config
 from drafttrace.compare.draft_weights import DraftWeights, draft_weights
 from drafttrace.compare.result import Finding
@@ -116,7 +116,7 @@ def gather(
     ]
     target = read_target_config(target_dir)
     refuse_draft_as_target(target, draft_dir)
-    draft = read_draft_config(draft_dir)
+    draft = whole_ids(read_draft_config(draft_dir))
     weights = draft_weights(open_checkpoint(draft_dir))
     refuse_no_draft(draft, weights)
     if health is not None:

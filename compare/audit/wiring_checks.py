@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from drafttrace.compare.audit.sglang_rules import embed_since
 from drafttrace.compare.audit.subject import Subject, fault, note
-from drafttrace.compare.draft_config import NESTED, SPECULATORS
+from drafttrace.compare.draft_config import NESTED, SPECULATORS, DraftConfig, LayerIds
 from drafttrace.compare.result import Finding
 from drafttrace.compare.wiring import read
 from drafttrace.tracer.boundary import wiring_name
@@ -18,6 +19,7 @@ def wiring_findings(subject: Subject) -> Iterator[Finding]:
     if subject.reader is None:
         yield _no_capture(subject)
         return
+    yield from _unwhole(subject)
     yield from _embedding(subject)
     yield from _lost_slots(subject)
     trained, by = subject.trained, subject.trained_by
@@ -75,6 +77,32 @@ def _no_capture(subject: Subject) -> Finding:
         "Serve a release or a target class that has set_eagle3_layers_to_capture.",
         {"architecture": subject.target.architecture},
     )
+
+
+def whole_ids(draft: DraftConfig) -> DraftConfig:
+    """The draft with ids such as 3.0 and true as the integers that SGLang takes them for: it only adds and compares."""
+    nested = draft.raw.get("eagle_config")
+    ids = nested.get(NESTED.rsplit(".", 1)[-1]) if isinstance(nested, dict) else None
+    if draft.ids_problem is None or not isinstance(ids, list) or not ids:
+        return draft
+    if not all(isinstance(k, int) or (isinstance(k, float) and k.is_integer()) for k in ids):
+        return draft
+    others = draft.other_ids if draft.layer_ids is None else (draft.layer_ids, *draft.other_ids)
+    found = LayerIds(tuple(int(k) for k in ids), NESTED)
+    return replace(draft, layer_ids=found, other_ids=others)
+
+
+def _unwhole(subject: Subject) -> Iterator[Finding]:
+    ids, problem = subject.served.ids, subject.draft.ids_problem
+    if ids is not None and problem is not None and problem.startswith(NESTED):
+        yield note(
+            "default-wiring",
+            0.5,
+            f"{problem}; {subject.served.who} takes them for {list(ids)} and serves "
+            f"{wiring_name(subject.served.wiring or ())}, and other readers may refuse them or take their default.",
+            f'Write integers: "eagle_aux_hidden_state_layer_ids": {list(ids)}',
+            {"ids": list(ids), "problem": problem},
+        )
 
 
 def _embedding(subject: Subject) -> Iterator[Finding]:

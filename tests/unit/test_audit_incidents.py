@@ -1305,3 +1305,13 @@ def test_ids_at_the_top_level_are_not_read_one_way_without_doubt(tmp_path: Path)
     draft = write_draft(tmp_path / "draft", specforge(None, eagle_aux_hidden_state_layer_ids=[0, 3, 31]))
     (found,) = [f for f in check(target, draft, sglang_version="0.5.23").faults if f.id == "default-wiring"]
     assert "does not say" in found.remedy and "[B1, B4, B32]" in found.remedy and "[B0, B3, B31]" in found.remedy
+
+
+@pytest.mark.parametrize("ids", [[1.0, 3.0, 5.0], [True, 3, 5]])
+def test_ids_that_are_no_integers_are_served_all_the_same(ids: list[Any], tmp_path: Path) -> None:
+    """The check said that the server takes its default; its classes add one and look the number up."""
+    draft = write_draft(tmp_path / "draft", specforge(ids))
+    result = check(write_target(tmp_path / "target"), draft, sglang_version="0.5.23")
+    assert result.readings[-1].boundaries == (2, 4, 6)
+    (found,) = [f for f in result.findings if "Write integers" in f.remedy]
+    assert "[B2, B4, B6]" in found.summary and "[1, 3, 5]" in found.remedy

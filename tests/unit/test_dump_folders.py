@@ -9,6 +9,7 @@ import dump_layouts as made
 import pytest
 import torch
 from dump_reading import read_all
+from safetensors.torch import save_file
 
 from drafttrace.tracer.dumps.registry import Request
 from drafttrace.tracer.errors import DrafttraceError, UnknownFormat
@@ -122,3 +123,14 @@ def test_a_shard_of_a_cache_names_its_folder(tmp_path: Path) -> None:
         UnknownFormat, match=rf"part of a NeMo Automodel EAGLE-3 cache .*give the folder '{folder}'"
     ):
         open_capture(str(shard))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model-00001-of-00002.safetensors"])
+def test_weights_given_as_a_file_look_like_a_model(name: str, tmp_path: Path) -> None:
+    """Its folder was said to be a model, and the file to be 'no dump format that drafttrace knows'."""
+    save_file({"model.embed_tokens.weight": made.state(0)}, tmp_path / name)
+    for path in (tmp_path, tmp_path / name):
+        with pytest.raises(
+            UnknownFormat, match=r"holds weights .* looks like a model, which is given with --target"
+        ):
+            open_capture(str(path))

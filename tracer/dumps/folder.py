@@ -121,7 +121,13 @@ def _refuse_folder_format(path: Path, format_id: str) -> None:
 
 
 def _refuse_part_of_folder(path: Path) -> None:
-    """Raise UnknownFormat where a file that means nothing alone stands in a folder that is a dump."""
+    """Raise UnknownFormat for a model's weights, and where a file that means nothing alone stands in a folder that is a
+    dump."""
+    if _WEIGHTS.fullmatch(path.name):
+        raise UnknownFormat(
+            f"The file '{path}' holds weights and no samples: it looks like a model, which is given with "
+            "--target or --draft; give the folder of the dump that the trainer wrote."
+        )
     for layout in folder_layouts().values():
         try:
             found = layout.detect(path.parent) is not None

@@ -12,8 +12,8 @@ def prefill_remedy(error: LaterRows, collection: Collection, number: int | None)
     """The refusal of sample ``number`` with its remedy: the prefill before it, or another recording."""
     found = None if number is None else _prefill_before(collection, number, error.first)
     if found is None:
-        return DrafttraceError(f"{error}; record it again with a cold cache, and give its prefill.")
-    return DrafttraceError(f"{error}; convert the prefill alone, as '{collection.path}#{found}'.")
+        return DrafttraceError(f"{error.what}; record it again with a cold cache, and give its prefill.")
+    return DrafttraceError(f"{error.what}; convert the prefill alone, as '{collection.path}#{found}'.")
 
 
 def _prefill_before(collection: Collection, number: int, first: int) -> int | None:

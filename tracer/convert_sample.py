@@ -23,12 +23,11 @@ BLOCK = 256
 class LaterRows(DrafttraceError):
     """A dump of one forward pass whose rows begin after token 0: a decode step, or the rest after a cached prefix.
 
-    first: the position of its first row.
+    what: the sentence without its remedy. first: the position of its first row.
     """
 
-    def __init__(self, text: str, first: int = 0) -> None:
-        super().__init__(text)
-        self.first = first
+    what = ""
+    first = 0
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,10 @@ def _later_rows(capture: Capture, first: int, last: int) -> LaterRows:
         what = (
             f"rows from token {first} to {last} alone, as after a prefix-cache hit: those before it are in no row"
         )
-    return LaterRows(f"'{capture.path}' holds {what}, and a training dump needs a row for every token", first)
+    what = f"'{capture.path}' holds {what}, and a training dump needs a row for every token"
+    error = LaterRows(f"{what}; convert the prefill of the request, or record it again with a cold cache.")
+    error.what, error.first = what, first
+    return error
 
 
 def gaps(capture: Capture, name: str, index: Ints) -> bool:

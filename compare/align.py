@@ -14,12 +14,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
+from drafttrace.compare.about import config_number
+from drafttrace.compare.unrelated import MIN_RUN, Unrelated, unrelated
 from drafttrace.tracer.capture import Accepted, Capture, Ints, Phase
 from drafttrace.tracer.errors import NothingToCompare
 
 Bools = npt.NDArray[np.bool_]
 _MAX_OFFSET = 512
-_MIN_RUN = 4  # tokens in a row that hardly agree by chance
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Alignment:
     same_prefix: known tokens that agree before the first that differs. matched: tokens that agree at ``offset``.
     prefix_gap: leading prompt positions that the left side has no row for. reference_limit: rows of the reference.
     unknown: positions with a row on both sides, left out because a side does not know its token.
+    unrelated: why nothing is paired although tokens agree.
     """
 
     left_rows: Ints
@@ -56,6 +58,7 @@ class Alignment:
     reference_limit: int
     shift: int = 0
     unknown: int = 0
+    unrelated: Unrelated | None = None
     skipped: Mapping[str, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -77,56 +80,6 @@ class Alignment:
         return replace(replace(self, reference_rows=rows).at(keep), shift=shift)
 
 
-@dataclass(frozen=True)
-class ForeignToken:
-    """A token of the reference that the served target cannot know: the index, the id, the target's vocabulary size."""
-
-    index: int
-    token_id: int
-    vocabulary: int
-
-
-def foreign_token(left: Capture, reference: Capture, alignment: Alignment) -> ForeignToken | None:
-    """The first id beyond the served vocabulary where two prompts differ: proof of another tokenizer.
-
-    None where the ids agree, are pseudonyms, or nothing says how many tokens the target has.
-    """
-    if alignment.difference is None or alignment.natural or left.redacted or reference.redacted:
-        return None
-    config = left.about.get("target_config")
-    sizes = [
-        part.get("vocab_size") for part in (config, (config or {}).get("text_config")) if isinstance(part, Mapping)
-    ]
-    size = next((one for one in sizes if isinstance(one, int) and one > 0), None)
-    if size is None:
-        return None
-    beyond = np.flatnonzero(valid_tokens(reference) >= size)
-    if len(beyond) == 0 or beyond[0] < alignment.difference.index:
-        return None
-    return ForeignToken(int(beyond[0]), int(valid_tokens(reference)[beyond[0]]), size)
-
-
-def shares_only_its_start(left: Capture, reference: Capture, alignment: Alignment) -> bool:
-    """Whether two prompts part within their first quarter and have no few tokens in a row in common after that.
-
-    What they share then is a header that most prompts share: another prompt, or the ids of another tokenizer.
-    """
-    if alignment.difference is None or alignment.natural or alignment.offset:
-        return False
-    ours, theirs = valid_tokens(left), valid_tokens(reference)
-    start = alignment.difference.index
-    if 4 * start >= min(len(ours), len(theirs)):
-        return False
-    return not (_runs(ours[start:]) & _runs(theirs[start:]))
-
-
-def _runs(tokens: Ints) -> set[tuple[int, ...]]:
-    """Every ``_MIN_RUN`` known tokens in a row."""
-    listed = tokens.tolist()
-    runs = (tuple(listed[i : i + _MIN_RUN]) for i in range(len(listed) - _MIN_RUN + 1))
-    return {run for run in runs if min(run) >= 0}
-
-
 def plan(left: Capture, reference: Capture, *, offsets: bool = True) -> Alignment:
     """Pair the rows of two captures by their token ids; without ``offsets`` only as far as the first tokens agree."""
     _refuse_other_pseudonyms(left, reference)
@@ -135,12 +88,17 @@ def plan(left: Capture, reference: Capture, *, offsets: bool = True) -> Alignmen
     proven = _proven(ours, theirs, first)
     same = int(proven.sum())
     offset, matched, whole = 0, same, same == first
-    difference = None
+    difference, apart = None, None
+    natural = _natural(left, reference, first)
     if first < min(len(ours), len(theirs)):
         difference = Difference(first, int(ours[first]), int(theirs[first]))
-        if offsets and not _natural(left, reference, first):
+        if offsets and not natural:
             offset, matched = find_offset(ours, theirs, same)
-    if offset:
+        if not offset and not natural:
+            apart = unrelated(ours, theirs, first, _vocabulary(left, reference))
+    if apart is not None:
+        first, proven = 0, np.zeros(len(ours), np.bool_)
+    elif offset:
         first, proven = len(ours), _agreeing(ours, theirs, offset)
     skipped: dict[str, int] = {}
     left_at = _row_of_position(left, ours, skipped, "")
@@ -154,13 +112,14 @@ def plan(left: Capture, reference: Capture, *, offsets: bool = True) -> Alignmen
         same_prefix=same,
         matched=matched,
         difference=difference,
-        natural=difference is not None and _natural(left, reference, difference.index),
+        natural=difference is not None and natural,
         truncated=_truncated(left, reference, ours, theirs, same) if whole else None,
         prefix_gap=_prefix_gap(left, left_at),
         rows_left=len(left.table),
         rows_reference=len(reference.table),
         reference_limit=_row_limit(reference),
         unknown=pairs.unknown,
+        unrelated=apart,
         skipped=skipped,
     )
 
@@ -177,6 +136,13 @@ def _refuse_other_pseudonyms(left: Capture, reference: Capture) -> None:
             f"'{hidden.path}' is redacted: its token ids are pseudonyms, and the other side has other ids; compare the "
             "originals, or two traces that were redacted with the same --salt-file."
         )
+
+
+def _vocabulary(left: Capture, reference: Capture) -> int | None:
+    """Tokens of the served target; None where nothing says so, or the ids are pseudonyms."""
+    return (
+        None if left.redacted or reference.redacted else config_number(left, "target_config", "vocab_size") or None
+    )
 
 
 def valid_tokens(capture: Capture) -> Ints:
@@ -206,7 +172,7 @@ def _proven(left: Ints, right: Ints, first: int) -> Bools:
     proven = _agreeing(left[:first], right[:first], 0)
     if first < min(len(left), len(right)) and not proven.all():
         behind = int(np.flatnonzero(~proven)[-1]) + 1
-        if first - behind < _MIN_RUN:
+        if first - behind < MIN_RUN:
             proven[behind:] = False
     known = _known(left[:first]) & _known(right[:first])
     return proven if bool((proven & known).any()) else np.zeros(first, np.bool_)

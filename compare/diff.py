@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from drafttrace import __version__
 from drafttrace.compare import assemble
 from drafttrace.compare.acceptance import Expected, acceptance_of
-from drafttrace.compare.align import Alignment, foreign_token, plan, shares_only_its_start
+from drafttrace.compare.align import Alignment, plan
 from drafttrace.compare.copies import look_for_copies, row_maps
 from drafttrace.compare.facts import CopyFacts, Facts, RowFacts, layers_of
 from drafttrace.compare.findings import diagnose
@@ -267,10 +267,6 @@ def _was_compared(work: _Work, facts: Facts) -> bool:
         return _has_something(work.left)
     alignment = work.alignment
     if alignment is None or len(alignment) == 0:
-        return False
-    if foreign_token(work.left, work.reference, alignment) is not None:
-        return False
-    if shares_only_its_start(work.left, work.reference, alignment):
         return False
     diverges = alignment.difference is not None and not alignment.natural and alignment.shift == 0
     if (diverges or alignment.unknown) and len(alignment) <= MIN_ROWS:

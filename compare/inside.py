@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from drafttrace.compare.about import config_number
 from drafttrace.compare.broken import BrokenSlot, find_broken
 from drafttrace.compare.hypotheses import Fit, explain, normed, usable
 from drafttrace.compare.measure import Bools
@@ -362,8 +363,8 @@ def _vocab_map(trace: Capture, draft: DraftRows) -> VocabMap | None:
     if len(pairs) < 2:
         return None
     # Pseudonyms keep apart what was apart; they are of no vocabulary, and each side has its own.
-    size = None if trace.redacted else _config_number(trace.about.get("target_config"), "vocab_size")
-    draft_size = _config_number(trace.about.get("draft_config"), "draft_vocab_size")
+    size = None if trace.redacted else config_number(trace, "target_config", "vocab_size")
+    draft_size = config_number(trace, "draft_config", "draft_vocab_size")
     steps = np.diff(pairs, axis=0)
     return VocabMap(
         seen=len(pairs),
@@ -374,11 +375,3 @@ def _vocab_map(trace: Capture, draft: DraftRows) -> VocabMap | None:
         draft_size=draft_size,
         size=size,
     )
-
-
-def _config_number(config: Any, key: str) -> int | None:
-    if not isinstance(config, Mapping):
-        return None
-    nested = config.get("text_config")
-    value = config.get(key, nested.get(key) if isinstance(nested, Mapping) else None)
-    return value if isinstance(value, int) else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from drafttrace.compare.align import Alignment, ForeignToken, foreign_token, shares_only_its_start, valid_tokens
+from drafttrace.compare.align import Alignment, valid_tokens
 from drafttrace.compare.facts import Facts
 from drafttrace.compare.findings.base import finding, quoted
 from drafttrace.compare.result import Finding, FirstDifference
@@ -23,12 +23,12 @@ def find(facts: Facts) -> Iterator[Finding]:
         return
     moved_ids = alignment.offset and alignment.shift == -alignment.offset
     ours, theirs = len(valid_tokens(facts.left)), len(valid_tokens(reference))
-    foreign = foreign_token(facts.left, reference, alignment)
-    if foreign is not None:
-        yield _other_tokenizer(facts, alignment, foreign)
+    apart = alignment.unrelated
+    if apart is not None and apart.foreign is not None:
+        yield _other_tokenizer(facts, alignment, int(valid_tokens(reference)[apart.foreign]))
     elif alignment.same_prefix == 0 and alignment.offset == 0 and alignment.difference is not None:
         yield _no_overlap(facts, alignment)
-    elif shares_only_its_start(facts.left, reference, alignment):
+    elif apart is not None:
         yield _only_a_start(facts, alignment)
     elif alignment.truncated is not None:
         yield _truncated(facts, alignment, ours, theirs)
@@ -58,19 +58,19 @@ def _no_ids(facts: Facts, reference: Capture) -> Finding | None:
     )
 
 
-def _other_tokenizer(facts: Facts, alignment: Alignment, foreign: ForeignToken) -> Finding:
-    d = alignment.difference
-    assert d is not None
+def _other_tokenizer(facts: Facts, alignment: Alignment, foreign_id: int) -> Finding:
+    d, apart = alignment.difference, alignment.unrelated
+    assert d is not None and apart is not None
     return finding(
         "no-overlap",
-        f"The reference was made with another tokenizer: its token {foreign.index} has the id {foreign.token_id}, and the "
-        f"served target knows {foreign.vocabulary}. The first token that differs is {d.index} (id {d.left_id} against "
+        f"The reference was made with another tokenizer: its token {apart.foreign} has the id {foreign_id}, and the served "
+        f"target knows {apart.vocabulary}. The first token that differs is {d.index} (id {d.left_id} against "
         f"{d.reference_id}){_texts(facts)}.",
         confidence=0.99,
         evidence={
-            "index": foreign.index,
-            "id": foreign.token_id,
-            "vocabulary": foreign.vocabulary,
+            "index": apart.foreign,
+            "id": foreign_id,
+            "vocabulary": apart.vocabulary,
             "first_difference": d.index,
         },
         remedy=(

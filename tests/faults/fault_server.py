@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 
 from fault_rows import Row
 from sglang_cpu.arguments import cpu_args
+from site_folder import python_path_with
 
 from pairs.accept_length import rewired
 
@@ -131,7 +131,7 @@ class FaultServer:
         """Start it, or take the one that is running with the same arguments; no fault is in force."""
         switch = home / f"{pair.name}-faults"
         switch.write_text("")
-        path = os.pathsep.join(filter(None, [str(SITE), os.environ.get("PYTHONPATH", "")]))
+        path = python_path_with(SITE)
         args = cpu_args(
             pair.target, draft or right_draft(pair, home), steps=STEPS, num_draft_tokens=STEPS + 1, **arguments
         )

@@ -15,6 +15,7 @@ import psutil
 import pytest
 import recording
 from sglang_cpu.arguments import cpu_args
+from site_folder import python_path_with
 
 from drafttrace.tracer.client import Client, Prompt, Sampling
 from drafttrace.tracer.commands.record import record_one
@@ -45,8 +46,7 @@ def server_args(pairs: Any) -> list[str]:
 @pytest.fixture
 def breakable(start_server: Callable[..., Any], pairs: Any, fault_file: Path) -> Any:
     """A server whose recorder can be broken while it runs."""
-    site = str(Path(__file__).parent / "fault_site")
-    path = os.pathsep.join(filter(None, [site, os.environ.get("PYTHONPATH", "")]))
+    path = python_path_with(Path(__file__).parent / "fault_site")
     return start_server(server_args(pairs), env={"PYTHONPATH": path, "DRAFTTRACE_TEST_FAULT": str(fault_file)})
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 from sglang_cpu import cpu_args
+from site_folder import python_path_with
 from typed import compared, drafttrace, faults, recorded
 
 from pairs.accept_length import accept_length_of, held_out_prompts, rewired
@@ -163,9 +163,7 @@ def test_a_hook_that_sglang_has_no_symbol_for_is_named(
     start_server: Callable[..., Any], pairs: Mapping[str, Any], tmp_path: Path
 ) -> None:
     """A real server on an SGLang whose ``verify`` has another name, as a release could have it."""
-    site = str(Path(__file__).parent / "fault_site")
-    path = os.pathsep.join(filter(None, [site, os.environ.get("PYTHONPATH", "")]))
-    env = {"PYTHONPATH": path, "DRAFTTRACE_TEST_RENAMED": "1"}
+    env = {"PYTHONPATH": python_path_with(Path(__file__).parent / "fault_site"), "DRAFTTRACE_TEST_RENAMED": "1"}
     url = start_server(args_of(pairs["tiny-llama"]), env=env, fresh=True).url
     done = drafttrace("record", "--url", url, "--prompt", "hello", "-o", tmp_path / "t.h5")
     assert done.returncode == 2 and "A hook did not apply" in done.stderr, done.stderr

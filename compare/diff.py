@@ -153,7 +153,7 @@ def _check(left: Capture, reference: Capture) -> None:
     if left.hidden_size != reference.hidden_size:
         raise NothingToCompare(
             f"The hidden sizes differ: {left.hidden_size} in '{left.path}', {reference.hidden_size} in '{reference.path}'; "
-            "the two come from different targets, or the reference was split into the wrong number of slots."
+            "give the dump of the served target, or the width of its slots with --hidden-size."
         )
 
 
@@ -179,7 +179,8 @@ def measure_slots(left: Capture, reference: Capture) -> tuple[MeasuredSlot, ...]
     alignment = _aligned(left, reference, sides)
     if len(alignment) == 0:
         raise NothingToCompare(
-            f"No row of '{left.path}' belongs to one of '{reference.path}'; they were made from other tokens."
+            f"No row of '{left.path}' belongs to one of '{reference.path}'; record the dump's own tokens, as 'drafttrace "
+            "record --from-dump' does."
         )
     return tuple(measured_slots(left, sides, alignment, locate_all(alignment, sides, DEFAULT)))
 

@@ -283,7 +283,9 @@ def _windows(flat: Mapping[str, Any], path: Path) -> tuple[int | None, ...]:
 def _layers(flat: Mapping[str, Any], path: Path) -> int:
     value = _optional(flat, "num_hidden_layers", path) or 1
     if value > MOST_LAYERS:
-        raise UnreadableFile(f"{path} has 'num_hidden_layers': {value}; expected at most {MOST_LAYERS}.")
+        raise UnreadableFile(
+            f"{path} has 'num_hidden_layers': {value}, more than {MOST_LAYERS}; copy the training run's config."
+        )
     return value
 
 
@@ -292,7 +294,7 @@ def _count(flat: Mapping[str, Any], key: str, path: Path) -> int:
     if value is None:
         raise UnreadableFile(f"{path} has no '{key}', so it is no draft's config; give the draft's folder.")
     if value == 0:
-        raise UnreadableFile(f"{path} has '{key}': 0; expected a positive number.")
+        raise UnreadableFile(f"{path} has '{key}': 0, no positive number; copy the training run's config.")
     return value
 
 
@@ -301,7 +303,9 @@ def _optional(flat: Mapping[str, Any], key: str, path: Path) -> int | None:
     if value is None:
         return None
     if type(value) is not int or not 0 <= value < _MOST:
-        raise UnreadableFile(f"{path} has '{key}': {_short(value)}; expected a whole number.")
+        raise UnreadableFile(
+            f"{path} has '{key}': {_short(value)}, no whole number; copy the training run's config."
+        )
     return value
 
 
@@ -310,7 +314,7 @@ def _number(flat: Mapping[str, Any], key: str, default: float, path: Path) -> fl
     if value is None:
         return default
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < _MOST:
-        raise UnreadableFile(f"{path} has '{key}': {_short(value)}; expected a number.")
+        raise UnreadableFile(f"{path} has '{key}': {_short(value)}, no number; copy the training run's config.")
     return float(value)
 
 

@@ -90,8 +90,8 @@ def target_parts(checkpoint: Checkpoint, *, eps: float, model_type: str, embed_s
         info = checkpoint.info(name)
         if len(info.shape) != 2 or 0 in info.shape or info.float_dtype is None:
             raise UnreadableFile(
-                f"{checkpoint.root} stores '{name}' as {info.dtype} {list(info.shape)}; expected a matrix of "
-                "floating-point numbers, fetch the target again."
+                f"{checkpoint.root} stores '{name}' as {info.dtype} {list(info.shape)}, no matrix of "
+                "floating-point numbers; fetch the target again."
             )
     return TargetParts(
         checkpoint=checkpoint,

@@ -54,7 +54,9 @@ class Thresholds:
                 value = -1.0
             if name.strip() not in names or not 0 <= value < float("inf"):
                 known = ", ".join(names)
-                raise DrafttraceError(f"The threshold '{setting}' is not NAME=NUMBER with a NAME out of: {known}.")
+                raise DrafttraceError(
+                    f"The threshold '{setting}' is not NAME=NUMBER; choose a NAME out of {known}."
+                )
             changes[name.strip()] = value
         return dataclasses.replace(self, **changes)
 

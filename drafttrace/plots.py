@@ -29,8 +29,7 @@ def by_position(result: Result, measure: Measure = "cosine") -> Any:
 
     Relative L2 and norms are drawn on a logarithmic axis. Raises NothingToCompare for a result without slots.
     """
-    if not result.slots:
-        raise NothingToCompare("The result compared no slots, so there is nothing to plot.")
+    _need_slots(result)
     figure = _figure((9.0, 3.6))
     axes = figure.subplots()
     _draw_curves(axes, result, measure)
@@ -59,8 +58,7 @@ def overview(result: Result) -> bytes:
 
     Raises NothingToCompare for a result without slots, DrafttraceError where matplotlib is not installed.
     """
-    if not result.slots:
-        raise NothingToCompare("The result compared no slots, so there is nothing to plot.")
+    _need_slots(result)
     matrices = [
         (matrix, name)
         for matrix, name in ((result.sweep, "slot × boundary"), (result.matrix, "slot × slot"))
@@ -78,6 +76,13 @@ def overview(result: Result) -> bytes:
     picture = BytesIO()
     figure.savefig(picture, format="png", dpi=110)
     return picture.getvalue()
+
+
+def _need_slots(result: Result) -> None:
+    if not result.slots:
+        raise NothingToCompare(
+            "The result compared no slots, so there is nothing to plot; compare a trace with a training dump."
+        )
 
 
 def _title(result: Result) -> str:

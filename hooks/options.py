@@ -37,7 +37,7 @@ class TapOptions:
         known = {"boundaries", "boundary_rows", "embed", "last", "draft", "topk"}
         unknown = sorted(set(data) - known)
         if unknown:
-            raise BadOptions(f"There is no tap option '{unknown[0]}'; known are {', '.join(sorted(known))}.")
+            raise BadOptions(f"There is no tap option '{unknown[0]}'; choose from {', '.join(sorted(known))}.")
         rows = data.get("boundary_rows")
         if rows is not None and not _whole(rows, 1):
             raise BadOptions(f"boundary_rows is {rows!r}; give a whole number of rows or null for all.")

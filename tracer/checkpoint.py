@@ -273,7 +273,7 @@ class Checkpoint:
         info = self.info(name)
         kind = info.float_dtype
         if kind is None:
-            raise UnreadableFile(f"{info.file} stores '{name}' as {info.dtype}; expected floating point.")
+            raise UnreadableFile(f"{info.file} stores '{name}' as {info.dtype}, no floating point; copy it again.")
         return to_float32(self._read(info, index), kind)
 
     def _read(self, info: TensorInfo, index: Any) -> npt.NDArray[np.generic]:
@@ -351,7 +351,9 @@ def _from_index(root: Path, index: Path, partly: bool) -> Checkpoint:
         path = shards.get(shard) if isinstance(shard, str) else None
         if path is None:
             if not isinstance(shard, str) or Path(shard).name != shard:
-                raise UnreadableFile(f"{index} places '{name}' in {shard!r}; expected a file of the same folder.")
+                raise UnreadableFile(
+                    f"{index} places '{name}' in {shard!r}, no file of its own folder; fetch the checkpoint again."
+                )
             path = shards[shard] = root / shard
         where[name] = path
     missing = [shard for shard, path in shards.items() if not path.is_file()]

@@ -89,7 +89,9 @@ class Client:
             raise self._problem(refusal) from None
         if not raw.get("supported", False):
             reason = raw.get("reason") or f"it does not support SGLang {raw.get('sglang_version')}"
-            raise ServerProblem(f"The drafttrace plugin at {self.url} is off: {_sentence(reason)}")
+            raise ServerProblem(
+                f"The drafttrace plugin at {self.url} is off: {_sentence(reason)} Run 'drafttrace doctor' there."
+            )
         hooks = raw.get("hooks") or []
         missing = tuple(
             f"{hook.get('target') or hook.get('name')}: {hook.get('error') or 'not applied'}"
@@ -216,8 +218,7 @@ class Client:
             raise self._problem(refusal) from None
         if total is not None and done != total:
             raise ServerProblem(
-                f"The download of trace {trace_id} ended after {done} of {total} bytes; "
-                "it is still on the server, so run the command again."
+                f"The download of trace {trace_id} ended after {done} of {total} bytes; run the command again."
             )
         return done
 
@@ -234,7 +235,9 @@ class Client:
                 f"The server at {self.url} refused access ({refusal.status}: {_sentence(refusal.text)}); "
                 "give --api-key, and --token if it was started with one."
             )
-        return ServerProblem(f"The server at {self.url} answered {refusal.status}: {_sentence(refusal.text)}")
+        return ServerProblem(
+            f"The server at {self.url} answered {refusal.status}: {_sentence(refusal.text)} {_look_where(refusal.status)}"
+        )
 
     def _json(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, *, timeout: float | None = None
@@ -245,10 +248,12 @@ class Client:
             parsed = json.loads(data)
         except ValueError:
             raise ServerProblem(
-                f"The answer of {self.url}{path} is no JSON ({data[:60]!r}); is this an SGLang server?"
+                f"The answer of {self.url}{path} is no JSON ({data[:60]!r}); give the address of an SGLang server."
             ) from None
         if not isinstance(parsed, dict):
-            raise ServerProblem(f"The answer of {self.url}{path} is no JSON object; is this an SGLang server?")
+            raise ServerProblem(
+                f"The answer of {self.url}{path} is no JSON object; give the address of an SGLang server."
+            )
         return parsed
 
     def _open(self, method: str, path: str, body: Mapping[str, Any] | None, timeout: float) -> Any:
@@ -272,7 +277,7 @@ class Client:
         except (OSError, ValueError, urllib.error.URLError) as error:
             reason = getattr(error, "reason", None) or error
             raise ServerProblem(
-                f"No answer from {self.url} ({reason}); check the address and that the server is up."
+                f"No answer from {self.url} ({reason}); check the address, or wait until the server is up."
             ) from None
 
 
@@ -306,6 +311,13 @@ def _error_text(data: bytes) -> str:
         if isinstance(found, dict) and found.get(key):
             found = found[key]
     return found if isinstance(found, str) else json.dumps(found)[:300]
+
+
+def _look_where(status: int) -> str:
+    """What to do about an answer that is no answer."""
+    if status == 503:
+        return "Wait until the server is ready, then run the command again."
+    return "Look for the reason in the server's log."
 
 
 def _remedy(refusal: str) -> str:

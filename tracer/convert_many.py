@@ -192,7 +192,7 @@ def _digest(source: Sample, ref: SampleRef) -> str:
         stat = os.stat(ref.file)
     except OSError as error:
         raise UnreadableFile(
-            f"The file '{ref.file}' cannot be read ({error.strerror}); is it there still?"
+            f"The file '{ref.file}' cannot be read ({error.strerror}); leave the dump alone until it is converted."
         ) from None
     said = (
         [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, ref.inner],

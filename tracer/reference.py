@@ -165,7 +165,8 @@ def _check_samples(samples: Sequence[Ints], numbers: Sequence[int], shape: Targe
         if int(tokens.min()) < 0 or int(tokens.max()) >= shape.vocab_size:
             wrong = int(tokens.min()) if int(tokens.min()) < 0 else int(tokens.max())
             raise DrafttraceError(
-                f"Token {wrong}{where} is outside the target's vocabulary of {shape.vocab_size}; is it another target?"
+                f"Token {wrong}{where} is outside the target's vocabulary of {shape.vocab_size}; give the target "
+                "that the tokens belong to."
             )
 
 
@@ -281,7 +282,10 @@ def _anatomy(model: Any, count: int, target: Path) -> tuple[Any, Any]:
             if isinstance(child, torch.nn.ModuleList) and len(child) == count:
                 norms = ("norm", "final_layernorm", "final_layer_norm", "ln_f", "norm_f")
                 return child, next((getattr(module, name) for name in norms if hasattr(module, name)), None)
-    raise UnreadableFile(f"The target '{target}' has no list of {count} decoder layers; it is of an unknown build.")
+    raise UnreadableFile(
+        f"The target '{target}' has no list of {count} decoder layers, so its boundaries cannot be found; dump its states "
+        "with the trainer."
+    )
 
 
 def _run_batch(
@@ -311,7 +315,8 @@ def _run_batch(
         missing = [k for k in plan.stored if k not in seen]
         if missing:
             raise UnreadableFile(
-                f"The target never handed over {boundary_name(missing[0])}; it is of an unknown build."
+                f"The target never handed over {boundary_name(missing[0])}, so it is of an unknown build; dump its states "
+                "with the trainer."
             )
         for writer in writers:
             writer.fill_in(CONTENT, writer.content_hash())

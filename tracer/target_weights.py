@@ -83,7 +83,8 @@ class TargetWeights:
         name = stored_name(self._checkpoint, endings)
         if name is None:
             raise UnreadableFile(
-                f"The checkpoint '{self.folder}' has no {what} ({', '.join(endings[:3])}, ...); is it the target?"
+                f"The checkpoint '{self.folder}' has no {what} ({', '.join(endings[:3])}, ...); give the folder "
+                "of the target model."
             )
         return name
 

@@ -196,8 +196,8 @@ def _map(weights: DraftWeights, rows: int) -> Ints | None:
     info = weights.info("d2t")
     if info.float_dtype is not None or info.shape != (rows,):
         raise UnreadableFile(
-            f"{weights.checkpoint.root} stores d2t as {info.dtype} {list(info.shape)} beside an lm_head of {rows} rows; "
-            f"expected {rows} whole numbers, make both come from one training run."
+            f"{weights.checkpoint.root} stores d2t as {info.dtype} {list(info.shape)} beside an lm_head of {rows} rows, "
+            f"where {rows} whole numbers belong; make both come from one training run."
         )
     return weights.checkpoint.array(weights.names["d2t"]).astype(np.int64)
 

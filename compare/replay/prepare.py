@@ -49,7 +49,7 @@ def open_bench(
     target = subject.target
     if subject.target_weights is None:
         raise UnreadableFile(
-            f"{target.path.parent} has no weights; the replay needs the target's embedding, give the whole folder."
+            f"{target.path.parent} has no weights, and the replay needs the target's embedding; give the whole folder."
         )
     parts: TargetParts = target_parts(
         subject.target_weights, eps=target.eps, model_type=target.model_type, embed_scale=target.embed_scale

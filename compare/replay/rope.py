@@ -107,7 +107,7 @@ def _inverse(config: DraftConfig, rope: Rope, dims: int, length: int) -> tuple[T
     elif rope.kind not in {"default", "mrope"}:
         raise UnknownFormat(
             f"{config.path} has the rope type '{rope.kind}', which the replay does not know; "
-            "known are default, linear, dynamic, llama3, yarn and longrope."
+            "copy the training run's rope_scaling (known are default, linear, dynamic, llama3, yarn and longrope)."
         )
     return base.float(), scale
 

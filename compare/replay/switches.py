@@ -105,7 +105,8 @@ def switches_of(config: DraftConfig, weights: DraftWeights, ignore: Collection[s
         )
     if config.activation not in ACTIVATIONS:
         raise UnknownFormat(
-            f"{config.path} has hidden_act '{config.activation}'; the replay knows {', '.join(sorted(ACTIVATIONS))}."
+            f"{config.path} has hidden_act '{config.activation}', which the replay does not know; copy the training "
+            f"run's config (known are {', '.join(sorted(ACTIVATIONS))})."
         )
     own = "embed_tokens.weight" in weights
     return Switches(

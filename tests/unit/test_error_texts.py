@@ -10,20 +10,21 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("tracer", "compare", "hooks", "drafttrace")
-# What follows a semicolon is the remedy: "what happened, with the value; what to do".
-# These pass on a sentence that has one already, or say what there is to choose from.
+# What follows the last semicolon is the remedy: "what happened, with the value; what to do". It begins with what the
+# user does.
+_DOES = (
+    "add ask audit check choose close compare convert copy count decrypt dump export fetch finish give install leave let "
+    "load look lower make move name number pass pip put read record remove repair run save say set start try update wait "
+    "write"
+)
+# These pass on a sentence that has one already, or one that is chosen elsewhere.
 PASSED_ON = (
     "{}' cannot be read: {}.",  # parse_wiring: "'x' is no boundary: write B0, B3, ... or embed"
-    "DRAFTTRACE_WIRING='{}': {}.",
     "--sglang-version: {}.",
     "The target's weights: {}",
-    "The threshold '{}' is not NAME=NUMBER with a NAME out of: {}.",
-    "answered {}: {}",
-    "at {} is off: {}",
+    "answered {}: {} {}",
+    "is off: {} Run 'drafttrace doctor' there.",
     "refused the request: {}",
-    "name its fields with --slots and --tokens.",
-    "transformers cannot load the target '{}': {}",
-    "so there is nothing to plot",
 )
 
 
@@ -82,6 +83,21 @@ def test_every_error_has_a_remedy() -> None:
         if ";" not in text and not any(part in text for part in PASSED_ON)
     ]
     assert not bare, "\n".join(bare)
+    assert all(any(part in text for _, text in found) for part in PASSED_ON)
+
+
+def test_every_remedy_says_what_to_do() -> None:
+    """A question ("is it the target?") and a fact ("the formats are ...") leave the user to find out what to do."""
+    weak = [
+        f"{place}: {text}"
+        for place, text in sentences()
+        if ";" in text
+        and (first := text.rsplit(";", 1)[1].split()[0].rstrip(".")) not in _DOES.split()
+        and first != "{}"  # chosen elsewhere
+    ]
+    assert not weak, "\n".join(weak)
+    asked = [f"{place}: {text}" for place, text in sentences() if text.rstrip().endswith("?")]
+    assert not asked, "\n".join(asked)
 
 
 def test_no_error_says_layer_without_saying_which_side() -> None:

@@ -101,7 +101,7 @@ def audit(
         with _bar(quiet) as progress:
             run(order, settings, progress)
     except KeyboardInterrupt:
-        raise DrafttraceError(f"The audit was stopped; the same command goes on from '{out}'.") from None
+        raise DrafttraceError(f"The audit was stopped; run the same command again to go on from '{out}'.") from None
     summary = summarise(out)
     output.emit(json_out, summary.to_json, lambda: render(summary, output.console()), quiet=quiet)
     raise typer.Exit(summary.exit_code)

@@ -63,7 +63,7 @@ def read_ids(path: Path) -> tuple[int, ...]:
             f"The file '{path}' holds no token ids; write a JSON list like [1, 2, 3], or numbers separated by spaces."
         ) from None
     if any(value < 0 for value in ids):
-        raise DrafttraceError(f"The file '{path}' holds a negative token id ({min(ids)}); ids start at 0.")
+        raise DrafttraceError(f"The file '{path}' holds a negative token id ({min(ids)}); give ids from 0 on.")
     return ids
 
 
@@ -233,12 +233,13 @@ def record_one(
             size = client.download(trace_id, stream, progress=progress)
         if not move_into_place(part, out, force=force):
             raise OutputExists(
-                f"The trace '{out}' appeared while this one was recorded; it is left alone, and the new one is still "
-                f"on the server as {trace_id}."
+                f"The trace '{out}' appeared while this one was recorded, and is left alone; record again under "
+                f"another name (the new one is still on the server as {trace_id})."
             )
     except OSError as error:
         raise OutputExists(
-            f"The trace '{out}' cannot be written ({error.strerror}); it is still on the server as {trace_id}."
+            f"The trace '{out}' cannot be written ({error.strerror}); make room, or choose another folder "
+            f"(it is still on the server as {trace_id})."
         ) from None
     finally:
         part.unlink(missing_ok=True)

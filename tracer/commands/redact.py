@@ -31,7 +31,7 @@ def salt_of(path: Path | None) -> bytes | None:
     if not _FEWEST <= len(content) <= _MOST:
         size = "more than 1 MiB" if len(content) > _MOST else f"{len(content)} bytes"
         raise DrafttraceError(
-            f"The salt '{path}' has {size}; it needs {_FEWEST} bytes to 1 MiB that nobody can guess, as from "
+            f"The salt '{path}' has {size}; give one of {_FEWEST} bytes to 1 MiB that nobody can guess, as from "
             "'head -c 32 /dev/urandom'."
         )
     return hashlib.blake2b(content, digest_size=32).digest()

@@ -22,7 +22,7 @@ def page_of(file: str, reference: str | None, out: Path | None) -> Path:
     suffix = path.suffix.lower()
     if suffix in {".html", ".htm"}:
         if reference is not None or out is not None:
-            raise DrafttraceError(f"'{file}' is a page already; a REFERENCE or --output cannot apply to it.")
+            raise DrafttraceError(f"'{file}' is a page already; leave REFERENCE and --output out.")
         if not path.is_file():
             raise DrafttraceError(f"The page '{file}' is not there; give a report, a result, a trace or a dump.")
         return path
@@ -30,7 +30,7 @@ def page_of(file: str, reference: str | None, out: Path | None) -> Path:
 
     if suffix == ".json" and path.is_file():
         if reference is not None:
-            raise DrafttraceError(f"'{file}' is a saved result; a REFERENCE cannot apply to it.")
+            raise DrafttraceError(f"'{file}' is a saved result; leave REFERENCE out.")
         from drafttrace.tracer.commands.report import read_result
 
         result = read_result(path)

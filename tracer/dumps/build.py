@@ -89,7 +89,8 @@ def axis_slots(tensor: Tensor, name: str, path: Path, axis: int, scales: Floats 
     cube = unbatched(tensor, name, path, 3) if tensor.ndim > 3 else tensor
     if cube.ndim != 3:
         raise UnreadableFile(
-            f"The field '{name}' of '{path}' has the shape {list(tensor.shape)}; 3 axes are expected."
+            f"The field '{name}' of '{path}' has the shape {list(tensor.shape)} where 3 axes are expected; dump one "
+            "sample per file."
         )
     _few_slots(cube.shape[axis], name, path)
     parts = [cube.pick(axis, k) for k in range(cube.shape[axis])]
@@ -114,7 +115,7 @@ def side_by_side(
             "does not say how wide one is; give --target DIR or --hidden-size H."
         )
     if whole.width % width:
-        remedy = "is it from another target?"
+        remedy = "give the target that the dump was made with."
         if hidden_size is not None:
             remedy = (
                 "the last state beside it is that wide, so the two are not of one target: dump the sample again."
@@ -132,8 +133,8 @@ def side_by_side(
 def _few_slots(count: int, name: str, path: Path) -> None:
     if count > MOST_SLOTS:
         raise UnreadableFile(
-            f"The field '{name}' of '{path}' holds {count:,} slots, and no draft reads more than {MOST_SLOTS:,}; is the "
-            "hidden size right, and the order of the axes?"
+            f"The field '{name}' of '{path}' holds {count:,} slots, and no draft reads more than {MOST_SLOTS:,}; "
+            "check --hidden-size, and the order of the axes."
         )
 
 
@@ -166,7 +167,7 @@ def token_ids(tensor: Tensor, name: str, path: Path) -> Ints:
     if int(ids.min()) < -1 or int(ids.max()) >= 2**31:
         wrong = int(ids.min()) if int(ids.min()) < -1 else int(ids.max())
         raise UnreadableFile(
-            f"The field '{name}' of '{path}' holds {wrong}, which is no token id; the file is damaged."
+            f"The field '{name}' of '{path}' holds {wrong}, which is no token id; write the dump again."
         )
     return ids
 
@@ -359,8 +360,8 @@ def capture(
     count = counts.pop() if counts else len(tokens)
     if count > _SPARE_ROWS + 2 * len(tokens):
         raise UnreadableFile(
-            f"The states of '{document_path}' have {count:,} rows for {len(tokens):,} tokens; they are of another sample, "
-            "or the file is damaged: dump it again."
+            f"The states of '{document_path}' have {count:,} rows for {len(tokens):,} tokens, so they are of another "
+            "sample or the file is damaged; dump it again."
         )
     widths = {slot.rows.width for slot in slots}
     if len(widths) > 1:

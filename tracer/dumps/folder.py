@@ -195,7 +195,7 @@ def named_layout(format_id: str) -> Layout:
     layout = by_name.get(format_id.upper())
     if layout is None:
         raise UnknownFormat(
-            f"There is no format '{format_id}' for a file; the formats are {', '.join(sorted(layouts()))}."
+            f"There is no format '{format_id}' for a file; choose one of {', '.join(sorted(layouts()))}."
         )
     return layout
 

@@ -60,7 +60,7 @@ def _detect(_document: Document, request: Request) -> str | None:
 def _read(document: Document, _inner: int, request: Request) -> Capture:
     path, fields = document.path, request.fields
     if not fields.slots and fields.last is None:
-        raise DrafttraceError(f"'{path}' has no layout of its own: name its fields with --slots and --tokens.")
+        raise DrafttraceError(f"'{path}' has no layout of its own; name its fields with --slots and --tokens.")
     if document.container == "hdf5":
         document = Document(path, "hdf5", read_hdf5(path))
     parts: list[Rows] = []
@@ -155,7 +155,8 @@ def find(document: Document, name: str) -> Any:
     for part in re.split(r"[/.]", name):
         if not isinstance(value, dict) or part not in value:
             raise UnreadableFile(
-                f"There is no field '{name}' in '{document.path}'; it holds {_names(document.value)}."
+                f"There is no field '{name}' in '{document.path}', which holds {_names(document.value)}; name a field "
+                "of it."
             )
         value = value[part]
     return value

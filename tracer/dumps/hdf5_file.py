@@ -172,7 +172,7 @@ def _check_held(opened: _Opened, dataset: Any) -> None:
     if held < wanted:
         raise UnreadableFile(
             f"The dataset '{dataset.name}' of '{opened.path}' claims the shape {list(shape)}, and {held:,} of its "
-            f"{wanted:,} {unit} were written; whoever wrote it stopped early: write it again."
+            f"{wanted:,} {unit} were written, as whoever wrote it stopped early; write it again."
         )
 
 

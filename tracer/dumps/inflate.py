@@ -42,8 +42,8 @@ def inflated(path: Path, source: Readable, packed: int, what: str) -> FileBytes:
             room, most = room - len(block), most - len(block)
             if most < 0:
                 raise UnreadableFile(
-                    f"The {what} '{path}' inflates to more than {_RATIO} times its size, as no hidden states do; is it a "
-                    "dump?"
+                    f"The {what} '{path}' inflates to more than {_RATIO} times its size, as no hidden states do; give "
+                    "the dump itself."
                 )
             if room < 0:
                 raise UnreadableFile(

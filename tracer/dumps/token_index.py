@@ -110,7 +110,7 @@ def _matching(collection: Collection, known: Ints, like: Capture, listed: list[E
     if not best:
         raise NothingToCompare(
             f"None of the {len(listed)} samples of '{collection.path}' starts with the tokens of '{like.path}'"
-            f"{_unreadable(collection, listed)}; is it the dump of the same text, and the same chat template?"
+            f"{_unreadable(collection, listed)}; give the dump of the same text and chat template."
         )
     top = max(best.values())
     finalists = [index for index, length in best.items() if length == top]

@@ -183,7 +183,7 @@ def _superblock(path: Path) -> Superblock:
         raise UnreadableFile(f"{path} cannot be opened ({os.strerror(error.errno or 0)}); check the path") from None
     if block is None:
         if size == 0:
-            raise UnreadableFile(f"{path} is empty; its writer ended before it began")
+            raise UnreadableFile(f"{path} is empty, as its writer ended before it began; record the request again")
         if size < 96 and _starts_like_hdf5(path):
             raise UnreadableFile(f"{path} is cut off after {size} bytes; copy or record it again")
         raise UnknownFormat(f"{path} is no HDF5 file; give a trace that drafttrace recorded")

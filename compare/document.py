@@ -97,6 +97,18 @@ def to_terminal(blocks: Iterable[Block], console: Console) -> None:
             console.print(part)
 
 
+def to_text(blocks: Iterable[Block], width: int = 110) -> str:
+    """The blocks as plain text of ``width`` columns."""
+    import io
+
+    from rich.console import Console
+
+    console = Console(file=io.StringIO(), width=width, highlight=False, color_system=None)
+    with console.capture() as captured:
+        to_terminal(blocks, console)
+    return "\n".join(line.rstrip() for line in captured.get().splitlines())
+
+
 def _terminal(block: Block) -> Iterator[RenderableType]:
     from rich.padding import Padding
     from rich.table import Table

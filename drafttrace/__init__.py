@@ -19,6 +19,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from drafttrace import plots as plots
     from drafttrace.api import check as check
     from drafttrace.api import diff as diff
     from drafttrace.api import load as load
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from drafttrace.api import rows as rows
     from drafttrace.compare.result import Finding as Finding
     from drafttrace.compare.result import Result as Result
+    from drafttrace.making import convert as convert
+    from drafttrace.making import redact as redact
+    from drafttrace.making import reference as reference
     from drafttrace.row_table import RowTable as RowTable
     from drafttrace.tracer.capture import Capture as Capture
     from drafttrace.tracer.errors import DrafttraceError as DrafttraceError
@@ -41,6 +45,7 @@ _HOMES = {
     **dict.fromkeys(
         ("check", "diff", "load", "measure", "noise", "open", "record", "replay", "rows"), "drafttrace.api"
     ),
+    **dict.fromkeys(("convert", "redact", "reference"), "drafttrace.making"),
     "Capture": "drafttrace.tracer.capture",
     "DrafttraceError": "drafttrace.tracer.errors",
     "Finding": "drafttrace.compare.result",
@@ -56,18 +61,25 @@ __all__ = [
     "RowTable",
     "__version__",
     "check",
+    "convert",
     "diff",
     "load",
     "measure",
     "noise",
     "open",
     "record",
+    "redact",
+    "reference",
     "replay",
     "rows",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "plots":
+        from importlib import import_module
+
+        return import_module("drafttrace.plots")
     if name in _HOMES:
         from importlib import import_module
 

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -30,6 +31,7 @@ def by_position(result: Result, measure: Measure = "cosine") -> Any:
     Relative L2 and norms are drawn on a logarithmic axis. Raises NothingToCompare for a result without slots.
     """
     _need_slots(result)
+    _choose("measure", measure, _LABELS)
     figure = _figure((9.0, 3.6))
     axes = figure.subplots()
     _draw_curves(axes, result, measure)
@@ -43,6 +45,8 @@ def heatmap(result: Result, which: Which = "slots", measure: Literal["cosine", "
     Colours are log10 of the relative L2 (dark = near), or the cosine. Raises NothingToCompare where the result holds
     no such matrix: ``boundaries`` needs a layer sweep in one of the files.
     """
+    _choose("matrix", which, ("slots", "boundaries"))
+    _choose("measure", measure, ("cosine", "rel_l2"))
     matrix: Matrix | None = result.matrix if which == "slots" else result.sweep
     if matrix is None:
         raise NothingToCompare(
@@ -83,6 +87,11 @@ def _need_slots(result: Result) -> None:
         raise NothingToCompare(
             "The result compared no slots, so there is nothing to plot; compare a trace with a training dump."
         )
+
+
+def _choose(what: str, given: str, known: Collection[str]) -> None:
+    if given not in known:
+        raise DrafttraceError(f"There is no {what} '{given}' to plot; choose one of {', '.join(known)}.")
 
 
 def _title(result: Result) -> str:

@@ -21,6 +21,7 @@ Column = npt.NDArray[Any]
 IDENTITY = ("slot", "left", "reference", "position", "token_id", "phase", "round")
 MEASURES = ("cosine", "cosine_trimmed", "rel_l2", "max_abs", "ulp", "norm_left", "norm_reference")
 FLAGS = ("nan_left", "nan_reference", "zero_left", "zero_reference")
+_SHOWN = 5  # rows of a table from either end that a notebook shows
 SERIES = ("cosine", "rel_l2", "norm_left", "norm_reference")
 
 
@@ -37,6 +38,18 @@ class RowTable:
     """
 
     columns: Mapping[str, Column]
+
+    def __repr__(self) -> str:
+        return f"<RowTable {len(self)} rows: {', '.join(self)}>"
+
+    def _repr_html_(self) -> str:
+        from drafttrace.compare.document_html import table
+
+        shown = [*range(min(_SHOWN, len(self))), *range(max(_SHOWN, len(self) - _SHOWN), len(self))]
+        rows = [[_cell(column[row]) for column in self.columns.values()] for row in shown]
+        if len(shown) < len(self):
+            rows.insert(_SHOWN, ["..."] * len(self.columns))
+        return f"<div>{table(self, rows)}<div>{len(self)} rows × {len(self.columns)} columns</div></div>"
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values()), ()))
@@ -107,6 +120,10 @@ def _joined(parts: list[dict[str, Column]], names: tuple[str, ...]) -> RowTable:
     if not parts:
         return RowTable({name: np.empty(0) for name in names})
     return RowTable({name: np.concatenate([part[name] for part in parts]) for name in names})
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, np.floating) else str(value)
 
 
 def _library(name: str) -> Any:

@@ -51,6 +51,22 @@ class CheckResult:
     seconds: float = 0.0
     schema: str = SCHEMA
 
+    def __repr__(self) -> str:
+        names = ", ".join(finding.id for finding in self.findings) or "no finding"
+        return f"<CheckResult {self.verdict}: {names}; draft {self.draft}, target {self.target}>"
+
+    def __str__(self) -> str:
+        from drafttrace.compare.audit.render import blocks
+        from drafttrace.compare.document import to_text
+
+        return to_text(blocks(self))
+
+    def _repr_html_(self) -> str:
+        from drafttrace.compare.audit.render import blocks
+        from drafttrace.compare.document_html import to_html
+
+        return to_html(blocks(self))
+
     @property
     def faults(self) -> tuple[Finding, ...]:
         """The findings that turn the verdict."""
@@ -74,8 +90,8 @@ class CheckResult:
             more = f" ({len(self.faults) - 1} more)" if len(self.faults) > 1 else ""
             return f"{worst.id}: {worst.summary}{more}"
         served = self.readings[-1].boundaries if self.readings else None
-        hints = len(self.findings)
-        tail = f"; {hints} hint{'s' if hints > 1 else ''} below" if hints else ""
+        hints = tuple(dict.fromkeys(finding.id for finding in self.findings))
+        tail = f"; hints: {', '.join(hints)}" if hints else ""
         if self.wanted is not None and served is not None:
             return f"The server hands fc {wiring_name(served)}, as training did{tail}."
         return f"Nothing in configs and weights is wrong{tail}."

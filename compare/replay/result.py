@@ -83,6 +83,27 @@ class ReplayResult:
     schema: str = SCHEMA
     extra: Mapping[str, Any] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        names = ", ".join(finding.id for finding in self.findings) or "no finding"
+        best = self.best
+        if best is None or best.score is None:
+            return f"<ReplayResult {self.verdict}: {names}>"
+        return (
+            f"<ReplayResult {self.verdict}: {names}; best {best.wiring}, accept length {best.score.expected:.2f}>"
+        )
+
+    def __str__(self) -> str:
+        from drafttrace.compare.document import to_text
+        from drafttrace.compare.replay.render import blocks
+
+        return to_text(blocks(self))
+
+    def _repr_html_(self) -> str:
+        from drafttrace.compare.document_html import to_html
+        from drafttrace.compare.replay.render import blocks
+
+        return to_html(blocks(self))
+
     @property
     def faults(self) -> tuple[Finding, ...]:
         """The findings that turn the verdict."""

@@ -12,6 +12,8 @@ import pytest
 
 import drafttrace
 from drafttrace import plots
+from drafttrace.compare.audit.result import CheckResult
+from drafttrace.compare.replay.result import ReplayResult
 from drafttrace.compare.report_terminal import as_text
 from drafttrace.row_table import FLAGS, IDENTITY, MEASURES, SERIES
 
@@ -262,6 +264,117 @@ def test_replay_runs_the_draft() -> None:
     pair = ROOT / "pairs/tiny-kimi"
     found = drafttrace.replay(pair / "dump/data_0.pt", pair / "draft", pair / "target", switches=False, steps=2)
     assert found.best is not None and found.best.wiring == "[B0, B3, B31]"
+
+
+@pytest.fixture(scope="module")
+def audited() -> CheckResult:
+    pair = ROOT / "pairs/tiny-kimi"
+    return drafttrace.check(pair / "target", pair / "draft", trained=(0, 3, 31))
+
+
+@pytest.fixture(scope="module")
+def replayed() -> ReplayResult:
+    pair = ROOT / "pairs/tiny-kimi"
+    return drafttrace.replay(pair / "dump/data_0.pt", pair / "draft", pair / "target", steps=2, switches=False)
+
+
+@pytest.mark.parametrize("name", ["audited", "replayed"])
+def test_audit_and_replay_show_themselves(name: str, request: pytest.FixtureRequest) -> None:
+    """A notebook once showed pages of a dataclass's fields for them."""
+    shown = request.getfixturevalue(name)
+    kind = type(shown).__name__
+    assert repr(shown).startswith(f"<{kind} {shown.verdict}: ") and len(repr(shown)) < 300
+    text, page = str(shown), shown._repr_html_()
+    assert shown.summary.split(":")[0] in text and "\x1b" not in text
+    assert all(line == line.rstrip() for line in text.splitlines())
+    assert page.count("<table>") == page.count("</table>") >= 1 and page.count("<div") == page.count("</div>")
+    assert "<script" not in page and "<style" not in page and "class=" not in page
+    if name == "audited":
+        assert "slot-shift" in repr(shown) and "slot-shift" in page and "[0, 3, 31]" in page
+    else:
+        assert shown.best is not None and shown.best.wiring in repr(shown) and shown.best.wiring in page
+
+
+@pytest.mark.parametrize("name", ["audited", "replayed"])
+def test_audit_and_replay_escape_what_strangers_wrote(name: str, request: pytest.FixtureRequest) -> None:
+    from dataclasses import replace
+
+    from drafttrace.compare.result import Finding
+
+    shown = request.getfixturevalue(name)
+    finding = Finding("none", "downstream", "note", 0.5, (), FOREIGN, {}, FOREIGN)
+    page = replace(shown, findings=(finding,), notes=(FOREIGN,))._repr_html_()
+    assert FOREIGN not in page and page.count("&lt;script&gt;") >= 3
+
+
+def test_a_row_table_shows_its_ends() -> None:
+    table = drafttrace.measure(KIMI / "as-trained.h5", DUMP)
+    assert repr(table).startswith(f"<RowTable {len(table)} rows: slot, left, ")
+    page = table._repr_html_()
+    assert page.count("<tr>") == 1 + 5 + 1 + 5 and f"{len(table)} rows × {len(tuple(table))} columns" in page
+    few = type(table)({name: column[:7] for name, column in table.columns.items()})
+    assert few._repr_html_().count("<tr>") == 1 + 7
+    assert (
+        type(table)({name: column[:0] for name, column in table.columns.items()})._repr_html_().count("<tr>") == 1
+    )
+
+
+def test_a_recording_shows_itself_in_one_line() -> None:
+    """Its prompt's token ids were all printed."""
+    from drafttrace.tracer.client import Generated, Prompt
+    from drafttrace.tracer.commands.record import Recorded
+
+    made = Generated(text="...", output_ids=(), meta_info={"spec_accept_length": 2.5})
+    prompt = Prompt(input_ids=tuple(range(5000)))
+    recorded = Recorded(Path("t.h5"), "id", 3 << 20, True, None, None, prompt, made)
+    assert repr(recorded) == "<Recorded t.h5: 3.0 MiB, accept length 2.50>"
+
+
+def test_plots_can_be_reached_as_an_attribute() -> None:
+    code = "import drafttrace; print(drafttrace.plots.by_position.__module__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "drafttrace.plots"
+
+
+def test_plots_know_what_they_can_plot(result: drafttrace.Result) -> None:
+    """An unknown measure was an AttributeError of numpy's."""
+    for call in (lambda: plots.by_position(result, "nonsense"), lambda: plots.heatmap(result, "slots", "norm")):
+        with pytest.raises(drafttrace.DrafttraceError, match="choose one of cosine, rel_l2"):
+            call()
+    with pytest.raises(
+        drafttrace.DrafttraceError, match="no matrix 'rows' to plot; choose one of slots, boundaries"
+    ):
+        plots.heatmap(result, "rows")  # type: ignore[arg-type]
+
+
+def test_a_trace_is_redacted_and_converted(tmp_path: Path) -> None:
+    shared = drafttrace.redact(KIMI / "fixed.h5", tmp_path / "shared.h5", drop_embeddings=True)
+    assert drafttrace.open(shared).redacted and drafttrace.open(shared).embed is None
+    with pytest.raises(drafttrace.DrafttraceError, match="exists already"):
+        drafttrace.redact(KIMI / "fixed.h5", shared)
+    (made,) = drafttrace.convert(f"{DUMP}", tmp_path / "dump.safetensors", "safetensors")
+    assert drafttrace.open(made).wiring == drafttrace.open(DUMP).wiring
+    with pytest.raises(drafttrace.DrafttraceError, match="no layout 'parquet'"):
+        drafttrace.convert(DUMP, tmp_path / "x", "parquet")  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["path", "capture", "ids"])
+def test_a_reference_is_made_from_a_notebook(kind: str, tmp_path: Path) -> None:
+    trace = drafttrace.open(KIMI / "fixed.h5")
+    source = {"path": KIMI / "fixed.h5", "capture": trace, "ids": trace.tokens.tolist()}[kind]
+    out = tmp_path / "reference.safetensors"
+    target = ROOT / "pairs/tiny-kimi/target"
+    assert drafttrace.reference(source, out, target=target, wiring=(0, 3, 31)) == (out,)
+    assert drafttrace.diff(trace, out).verdict == "match"
+
+
+def test_a_reference_wants_tokens_and_a_target(tmp_path: Path) -> None:
+    target = ROOT / "pairs/tiny-kimi/target"
+    with pytest.raises(drafttrace.DrafttraceError, match="holds no token ids; give a path"):
+        drafttrace.reference([1, "two"], tmp_path / "r.safetensors", target=target)  # type: ignore[list-item]
+    with pytest.raises(drafttrace.DrafttraceError, match="No file names the target"):
+        drafttrace.reference([1, 2], tmp_path / "r.safetensors")
 
 
 def test_record_wants_one_prompt_and_a_server(tmp_path: Path) -> None:

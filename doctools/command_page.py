@@ -33,6 +33,20 @@ def command_line() -> Iterator[str]:
         yield ""
         for name in mine:
             yield from _command(name, commands[name])
+    yield "## Shell completion"
+    yield ""
+    yield (
+        "Commands and options complete in bash, zsh, fish and PowerShell. This writes what the shell needs into your home "
+        "folder; open a new shell then:"
+    )
+    yield ""
+    yield "<!-- not run: it writes into the home folder; tests/cli runs it in a home of its own, and lets bash complete -->"
+    yield "```console"
+    yield "$ drafttrace --install-completion"
+    yield "```"
+    yield ""
+    yield "`drafttrace --show-completion` only prints it."
+    yield ""
     yield "## Environment"
     yield ""
     yield from table(
@@ -68,7 +82,7 @@ def _command(name: str, command: Any) -> Iterator[str]:
     yield from table("option", "what it does", "default", rows=rows)
     yield "Examples:"
     yield ""
-    yield "<!-- not run: tests/cli runs the examples of every help -->"
+    yield "<!-- not run: tests/cli and tests/live run the examples of every help -->"
     yield "```console"
     for line in (command.epilog or "").replace("\\[", "[").splitlines()[2:]:
         comment = re.search(r"\[dim\](# .*)\[/dim\]", line)

@@ -12,7 +12,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from drafttrace.tracer import log
-from drafttrace.tracer.commands.common import Verbose, examples
+from drafttrace.tracer.commands.common import Verbose, examples, flowing
 from drafttrace.tracer.errors import DrafttraceError
 from drafttrace.tracer.plain_options import command_of
 from drafttrace.tracer.terminal import prepare_streams
@@ -63,6 +63,8 @@ def build(names: Sequence[str] = COMMANDS) -> typer.Typer:
     app.callback(invoke_without_command=True)(_root)
     for name in names:
         importlib.import_module(f"drafttrace.tracer.commands.{name}").add_to(app)
+    for info in app.registered_commands:
+        info.help = flowing((info.callback and info.callback.__doc__) or "")
     return app
 
 
@@ -136,17 +138,26 @@ def main() -> None:
         _fail(f"{where} cannot be used ({error.strerror or error}); check the path, its rights and its disk.")
     except MemoryError:
         _fail("There is not enough memory for this; give a smaller file, or run it on a larger machine.")
+    except ModuleNotFoundError as error:  # drafttrace was installed without its dependencies
+        package = (error.name or "").split(".")[0]
+        if package in {"", "drafttrace"}:
+            _bug()
+        _fail(f"The package {package} is not installed, which this command needs; pip install {package}.")
     except Exception:
-        # Python would exit with 1, which promises that something was compared and found wrong.
-        import traceback
+        _bug()
 
-        traceback.print_exc()
-        print(
-            "drafttrace: This is a bug in drafttrace; please report the lines above together with what "
-            "'drafttrace --version --verbose' prints.",
-            file=sys.stderr,
-        )
-        sys.exit(2)
+
+def _bug() -> NoReturn:
+    """Inside an except block: the traceback, and what to do with it."""
+    import traceback
+
+    traceback.print_exc()
+    print(
+        "drafttrace: This is a bug in drafttrace; please report the lines above together with what "
+        "'drafttrace --version --verbose' prints.",
+        file=sys.stderr,
+    )
+    sys.exit(2)  # Python would exit with 1, which promises that something was compared and found wrong
 
 
 if __name__ == "__main__":

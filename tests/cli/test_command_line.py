@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -141,6 +142,22 @@ def test_the_examples_of_the_help_run(line: str, desk: Path) -> None:
     assert "Traceback" not in done.stderr
     if "--json -" in line:
         json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_paragraphs_of_a_help_are_not_broken_where_the_source_was(command: str) -> None:
+    """Narrow terminals broke every line twice: where they end, and where the docstring's line did."""
+    module = importlib.import_module(f"drafttrace.tracer.commands.{command}")
+    paragraphs = [" ".join(part.split()) for part in str(getattr(module, command).__doc__).split("\n\n")]
+    shown = [" ".join(line.split()) for line in run(command, "--help", env={"COLUMNS": "700"}).stdout.splitlines()]
+    for paragraph in paragraphs:
+        assert re.sub(r"\[/?[a-z]+\]", "", paragraph) in shown
+
+
+def test_options_stand_in_panels_where_there_are_many() -> None:
+    for command in ("record", "watch"):
+        text = run(command, "--help").stdout
+        assert text.index("─ Options ") < text.index("─ The server ") < text.index("─ The prompt ")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -332,6 +349,29 @@ def test_completion_completes_commands_and_options() -> None:
 
     assert complete("drafttrace re", 1) == ["record", "replay", "report", "redact", "reference"]
     assert "--layer-ids" in complete("drafttrace diff --l", 2)
+
+
+def test_installed_completion_completes_in_bash(tmp_path: Path) -> None:
+    """What `--install-completion` writes, loaded by a bash that then completes a line as the Tab key does."""
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("bash is not installed")
+    home = tmp_path / "home"
+    home.mkdir()
+    program = Path(sys.executable).with_name("drafttrace")
+    env = {k: v for k, v in os.environ.items() if not k.endswith("_COMPLETE")}
+    env |= {"HOME": str(home), "PATH": f"{program.parent}{os.pathsep}{env['PATH']}"}
+    env |= {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    done = subprocess.run([program, "--install-completion", "bash"], capture_output=True, text=True, env=env)
+    assert done.returncode == 0 and (home / ".bashrc").is_file(), done.stderr
+    script = """
+        source ~/.bashrc
+        COMP_WORDS=(drafttrace re) COMP_CWORD=1
+        "$(complete -p drafttrace | sed 's/.*-F \\([^ ]*\\).*/\\1/')"
+        echo "${COMPREPLY[@]}"
+    """
+    done = subprocess.run([bash, "-c", script], capture_output=True, text=True, env=env, timeout=60)
+    assert done.stdout.split() == ["record", "replay", "report", "redact", "reference"], done.stderr
 
 
 # --- defaults from the trace -------------------------------------------------------------------------------------

@@ -45,5 +45,10 @@ def examples(*lines: Sequence[str]) -> str:
     return f"[bold]Examples[/bold]\n\n{shown}"
 
 
+def flowing(text: str) -> str:
+    """A docstring with every paragraph in one line: the terminal breaks it, and not a second time where the source did."""
+    return "\n\n".join(" ".join(part.split()) for part in text.strip().split("\n\n"))
+
+
 def _plain(text: str) -> str:
     return text.replace("[", "\\[")

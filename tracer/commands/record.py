@@ -15,6 +15,7 @@ import typer
 
 from drafttrace.tracer import output
 from drafttrace.tracer.client import Client, Generated, Health, Prompt, Sampling, move_into_place
+from drafttrace.tracer.commands import asking
 from drafttrace.tracer.commands.common import LIVE, Quiet, Verbose, examples
 from drafttrace.tracer.errors import DrafttraceError, OutputExists, ServerProblem
 from drafttrace.tracer.printable import printable
@@ -35,6 +36,12 @@ class Recorded:
     rows: Mapping[str, Any] | int | None
     prompt: Prompt
     generated: Generated
+
+    def __repr__(self) -> str:
+        length = self.generated.accept_length
+        said = "" if length is None else f", accept length {length:.2f}"
+        whole = "" if self.complete else ", incomplete"
+        return f"<Recorded {self.path}: {self.bytes / (1 << 20):.1f} MiB{said}{whole}>"
 
     def to_json(self) -> dict[str, Any]:
         """The machine form of the command."""
@@ -297,25 +304,15 @@ def _show(recorded: Recorded, reference: str | None) -> None:
 
 def record(
     out: Annotated[Path, typer.Option("-o", "--output", help="The trace to write (HDF5).")] = Path("trace.h5"),
-    url: Annotated[str, typer.Option("--url", help="Address of the server.")] = "http://127.0.0.1:30000",
-    prompt: Annotated[str | None, typer.Option("--prompt", help="Text, sent as it is.")] = None,
-    prompt_file: Annotated[Path | None, typer.Option("--prompt-file", help="A file with the text.")] = None,
-    messages: Annotated[
-        Path | None, typer.Option("--messages", help="A JSON file with chat messages, sent through the template.")
-    ] = None,
-    input_ids: Annotated[Path | None, typer.Option("--input-ids", help="A file with token ids.")] = None,
-    from_dump: Annotated[
-        str | None,
-        typer.Option("--from-dump", metavar="FILE[#i]", help="A training dump: its own token ids are sent."),
-    ] = None,
-    whole: Annotated[
-        bool,
-        typer.Option(
-            "--whole", help="With --from-dump: send the sample's last answer, too, as part of the prompt."
-        ),
-    ] = False,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate.")] = 64,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
+    url: asking.Url = asking.ADDRESS,
+    prompt: asking.Text = None,
+    prompt_file: asking.TextFile = None,
+    messages: asking.Messages = None,
+    input_ids: asking.InputIds = None,
+    from_dump: asking.FromDump = None,
+    whole: asking.Whole = False,
+    max_new_tokens: asking.MaxNewTokens = 64,
+    temperature: asking.Temperature = 0.0,
     boundaries: Annotated[
         str,
         typer.Option(
@@ -323,11 +320,11 @@ def record(
         ),
     ] = "auto",
     boundary_rows: Annotated[int | None, typer.Option(min=1, help="Rows that the sweep covers (auto: 64).")] = None,
-    token: Annotated[str | None, typer.Option(help="The token that 'serve --token' asks for.")] = None,
-    api_key: Annotated[str | None, typer.Option(envvar="SGLANG_API_KEY", help="The server's API key.")] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Leave the trace on the server, too.")] = False,
+    token: asking.Token = None,
+    api_key: asking.ApiKey = None,
+    keep: asking.Keep = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing trace.")] = False,
-    timeout: Annotated[float, typer.Option(min=1.0, help="Seconds to wait for the answer.")] = 600.0,
+    timeout: asking.Timeout = 600.0,
     json_out: Annotated[str | None, typer.Option("--json", metavar="FILE|-", help="The machine form.")] = None,
     quiet: Quiet = False,
     verbose: Verbose = False,

@@ -15,6 +15,7 @@ import typer
 from drafttrace.tracer import canary, output
 from drafttrace.tracer.canary import COLD, WARM, Run
 from drafttrace.tracer.client import Client, Prompt, Sampling
+from drafttrace.tracer.commands import asking
 from drafttrace.tracer.commands.common import LIVE, Quiet, Verbose, examples
 from drafttrace.tracer.commands.record import new_corner, parse_taps, prompt_of_dump, read_ids, record_one
 from drafttrace.tracer.errors import DrafttraceError, OutputExists
@@ -136,21 +137,16 @@ def watch(
             metavar="FIRST", help="The first trace: its prompt is repeated (default: first.h5 in --dir)."
         ),
     ] = None,
-    url: Annotated[str, typer.Option("--url", help="Address of the server.")] = "http://127.0.0.1:30000",
+    url: asking.Url = asking.ADDRESS,
     every: Annotated[
         str, typer.Option("--every", metavar="10m", help="Time from run to run: 30s, 10m, 1h.")
     ] = "10m",
     count: Annotated[int | None, typer.Option("--count", min=1, help="Stop after so many runs.")] = None,
-    prompt: Annotated[
-        str | None, typer.Option("--prompt", help="Where there is no first trace: the text to record it with.")
-    ] = None,
-    prompt_file: Annotated[Path | None, typer.Option("--prompt-file", help="The same, from a file.")] = None,
-    input_ids: Annotated[Path | None, typer.Option("--input-ids", help="The same, a file with token ids.")] = None,
-    from_dump: Annotated[
-        str | None,
-        typer.Option("--from-dump", metavar="FILE[#i]", help="The same, a training dump's own token ids."),
-    ] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of the first trace.")] = 64,
+    prompt: asking.Text = None,
+    prompt_file: asking.TextFile = None,
+    input_ids: asking.InputIds = None,
+    from_dump: asking.FromDump = None,
+    max_new_tokens: asking.MaxNewTokens = 64,
     folder: Annotated[
         Path, typer.Option("--dir", help="Where the first trace and those that drifted are kept.")
     ] = Path("drafttrace-canary"),
@@ -170,9 +166,9 @@ def watch(
     keep_all: Annotated[
         bool, typer.Option("--keep-all", help="Keep every trace, not only those that drifted.")
     ] = False,
-    token: Annotated[str | None, typer.Option(help="The token that 'serve --token' asks for.")] = None,
-    api_key: Annotated[str | None, typer.Option(envvar="SGLANG_API_KEY", help="The server's API key.")] = None,
-    timeout: Annotated[float, typer.Option(min=1.0, help="Seconds to wait for an answer.")] = 600.0,
+    token: asking.Token = None,
+    api_key: asking.ApiKey = None,
+    timeout: asking.Timeout = 600.0,
     json_out: Annotated[
         str | None, typer.Option("--json", metavar="FILE|-", help="Append one JSON object per run.")
     ] = None,
@@ -183,7 +179,7 @@ def watch(
 
     One line per run: the slots' distance to the first trace and the accept length. A run drifts when the states differ
     ([bold]decay[/bold]; [bold]cold-warm[/bold] where only the request with a cached prompt differs), or when the accept
-    length falls. Ctrl-C ends it.
+    length falls. Ctrl-C ends it. The options of the prompt record the first trace, where there is none yet.
 
     Exit code: 0 nothing drifted, 1 something did, 2 no run could be compared.
     """

@@ -19,6 +19,7 @@ from drafttrace.compare.vocabulary import CLASS_OF
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = blocks.pages()
 BLOCKS = [block for page in PAGES for block in blocks.blocks_of(page)]
+TEMPLATES = ROOT / ".github/ISSUE_TEMPLATE"
 CONSOLE = [b for b in BLOCKS if b.language == "console" and not b.live and not b.not_run]
 
 
@@ -161,6 +162,16 @@ def test_every_page_is_in_the_navigation() -> None:
 # --- what the texts of the tool promise ---------------------------------------------------------------------------
 
 
+def test_the_examples_of_serve_are_run_by_a_page() -> None:
+    """tests/live starts the servers of the pages' lines; a help's example that is none of them would be run by nobody."""
+    from drafttrace.tracer.cli import app
+
+    (text,) = (str(info.epilog) for info in app.registered_commands if info.epilog and "trace serve" in info.epilog)
+    examples = {line[2:] for line in text.splitlines() if line.startswith("$ ")}
+    live = {step.command for block in BLOCKS if block.live and block.language == "console" for step in block.steps}
+    assert examples and examples <= live
+
+
 def test_every_option_that_a_text_names_exists() -> None:
     """Remedies and errors name options of drafttrace; `serve --sweep` was named and never existed."""
     import typer.main
@@ -176,7 +187,7 @@ def test_every_option_that_a_text_names_exists() -> None:
         path for folder in ("tracer", "compare", "hooks", "docs") for path in (ROOT / folder).rglob("*.[pm][yd]")
     ]
     found = 0
-    for path in [*files, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]:
+    for path in [*files, ROOT / "README.md", ROOT / "CONTRIBUTING.md", *TEMPLATES.glob("*.yml")]:
         for command, rest in re.findall(r"drafttrace ([a-z]+)((?: +-{1,2}[a-z][a-z-]*)+)", path.read_text()):
             if command in known:
                 for option in rest.split():
@@ -217,8 +228,7 @@ def test_a_fragment_that_cannot_be_used(name: str, text: str, tmp_path: Path) ->
 
 
 def test_issue_templates_ask_for_the_report_and_the_versions() -> None:
-    folder = ROOT / ".github/ISSUE_TEMPLATE"
-    forms = {path.stem: yaml.safe_load(path.read_text()) for path in folder.glob("*.yml")}
+    forms = {path.stem: yaml.safe_load(path.read_text()) for path in TEMPLATES.glob("*.yml")}
     assert set(forms) == {"bug", "wrong-cause", "format", "config"}
     for name in ("bug", "wrong-cause", "format"):
         parts = [part for part in forms[name]["body"] if part["type"] != "markdown"]
@@ -230,6 +240,21 @@ def test_issue_templates_ask_for_the_report_and_the_versions() -> None:
         if part.get("validations", {}).get("required")
     }
     assert {"report.md", "drafttrace --version --verbose"} <= required
+
+
+def test_issue_templates_name_commands_and_no_modules() -> None:
+    """One sent people to `drafttrace.tracer.trace.redact`, which is no command."""
+    import typer.main
+
+    from drafttrace.tracer.cli import app
+
+    commands = set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+    named = [
+        word
+        for path in TEMPLATES.glob("*.yml")
+        for word in re.findall(r"drafttrace[ .]([a-z.-]+)", path.read_text())
+    ]
+    assert {"diff", "doctor", "inspect", "redact"} <= set(named) <= {*commands, "--version"}
 
 
 def test_pre_commit_runs_what_lint_runs() -> None:

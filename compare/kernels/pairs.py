@@ -79,6 +79,7 @@ def cross_dots(xs: Sequence[Floats], ys: Sequence[Floats]) -> Doubles:
     cuts = [slice(rows * k // parts, rows * (k + 1) // parts) for k in range(parts)]
     if parts == 1:
         return native.cross(xs, ys, cuts[0]).transpose(1, 2, 0)
-    with ThreadPoolExecutor(parts) as pool:
-        done = list(pool.map(lambda cut: native.cross(xs, ys, cut), cuts))
-    return np.concatenate(done).transpose(1, 2, 0)
+    with ThreadPoolExecutor(parts - 1) as pool:
+        others = [pool.submit(native.cross, xs, ys, cut) for cut in cuts[1:]]
+        own = native.cross(xs, ys, cuts[0])  # here: a call takes milliseconds, and so does a thread to get going
+        return np.concatenate([own, *(other.result() for other in others)]).transpose(1, 2, 0)

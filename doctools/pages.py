@@ -67,8 +67,8 @@ def findings() -> Iterator[str]:
             yield ""
             yield f"* **Signature:** {_prose(cause.signature)}"
             yield f"* **Remedy:** {_prose(cause.remedy)}"
-            if cause.cases:
-                yield f"* **Public cases:** {', '.join(_case(case) for case in cause.cases)}"
+            cases = ", ".join(_case(case) for case in cause.cases)
+            yield f"* **Public cases:** {cases or 'none known; the tests put it in'}"
             yield ""
 
 

@@ -19,6 +19,10 @@ PROJECTS = {
     "speculators": "vllm-project/speculators",
     "EAGLE": "SafeAILab/EAGLE",
     "BaldEagle": "NickL77/BaldEagle",
+    "TorchSpec": "lightseekorg/TorchSpec",
+    "tokenspeed": "lightseekorg/tokenspeed",
+    "Automodel": "NVIDIA-NeMo/Automodel",
+    "verl-SpeCo": "verl-project/verl-SpeCo",
 }
 """Where the threads of a project are; a project that is not here is named without a link."""
 
@@ -158,12 +162,15 @@ _ENTRIES = (
         "The checkpoint holds a tensor that nothing reads.",
         "drafttrace check lists it.",
         "Usually harmless; where it is a norm or a head, the server's class does not know it.",
+        "speculators#1114",
     ),
     _cause(
         "vocab-map-missing",
         "The draft's vocabulary is smaller than the target's and nothing maps it.",
         "drafttrace check: head and vocabulary sizes differ, and the checkpoint has no d2t.",
         "Export d2t with the draft.",
+        "vllm#18909",
+        "Automodel#2447",
     ),
     _cause(
         "vocab-map-offset",
@@ -177,12 +184,14 @@ _ENTRIES = (
         "The map points outside the target's vocabulary.",
         "drafttrace check; or drafted ids that the target cannot say.",
         "Make d2t anew from the tokenizer that the target is served with.",
+        "verl-SpeCo#67",
     ),
     _cause(
         "vocab-coverage",
         "Tokens that the target says often are not in the draft's vocabulary: it can never propose them.",
         "The share of the text that the draft's vocabulary does not hold.",
         "Choose the draft vocabulary by counting tokens of the served traffic.",
+        "verl-SpeCo#66",
     ),
     _cause(
         "position-seam",
@@ -225,6 +234,7 @@ _ENTRIES = (
         "The first rows are missing because the prefix cache supplied them. Nothing is wrong with the model.",
         "The left side starts at a position above 0.",
         "drafttrace record gives every request its own part of the cache; use it to compare all rows.",
+        "vllm#44485",
     ),
     _cause(
         "cold-warm",
@@ -245,6 +255,8 @@ _ENTRIES = (
         "Ranks hold different values of a tensor that should be the same on all.",
         "The row hashes of the ranks differ.",
         "Compare with --tp-size 1; look for an operation that runs on one rank only.",
+        "vllm#50158",
+        "sglang#31071",
     ),
     _cause(
         "partial-sum",
@@ -265,6 +277,7 @@ _ENTRIES = (
         "Rows hold the values of an earlier round, or of an earlier graph replay.",
         "A row that differs equals an earlier row bit for bit.",
         "Compare with --disable-cuda-graph; look for a copy into a graph's buffer that is skipped.",
+        "sglang#21424",
     ),
     _cause(
         "cross-request",
@@ -297,12 +310,16 @@ _ENTRIES = (
         "The states differ only when CUDA graphs are replayed.",
         "Two traces of one prompt differ, one of them recorded with --disable-cuda-graph.",
         "Something in the captured graph reads a buffer that is not refreshed.",
+        "sglang#22836",
+        "vllm#20190",
     ),
     _cause(
         "nan-inf",
         "Rows hold NaN or infinity.",
         "Not every channel of the row is finite.",
         "Look at the first position that is not finite: overflow in fp16, or a read of memory that nobody wrote.",
+        "EAGLE#69",
+        "sglang#27883",
     ),
     _cause(
         "dtype-reinterpretation",
@@ -323,12 +340,14 @@ _ENTRIES = (
         "A small, unstructured, even difference. Not a wiring fault.",
         "Above the limit for equal, below the limit for wrong; the right boundary is still the only one that fits.",
         "Record the same prompt twice and give both to --noise to measure the floor.",
+        "speculators#461",
     ),
     _cause(
         "modality-span",
         "Only the rows of image (or audio) tokens differ.",
         "All rows that differ lie in such spans.",
         "Feed the same picture through the same processor on both sides.",
+        "speculators#606",
     ),
     _cause(
         "template-divergence",

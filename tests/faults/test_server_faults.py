@@ -217,6 +217,45 @@ def test_a_server_that_has_gone_bad(server: FaultServer, tmp_path: Path, fault_r
     assert row.reached and found.code == 1, found.explained
 
 
+def watched(server: FaultServer, first: Path, out: Path, *faults: str) -> tuple[int, dict[str, list[str]]]:
+    """One run of ``drafttrace watch`` while these faults are in force: its exit code, and what drifted by kind."""
+    server.put_in(*faults)
+    try:
+        code = drafttrace(
+            "watch",
+            first,
+            "--url",
+            server.traced.url,
+            "--count",
+            "1",
+            "--json",
+            out,
+            "--quiet",
+            "--dir",
+            out.parent / "kept",
+        )
+    finally:
+        server.put_in()
+    runs = [json.loads(line) for line in out.read_text().splitlines()]
+    assert all(run["problem"] is None for run in runs), runs
+    return code, {run["kind"]: run["drift"] for run in runs}
+
+
+def test_the_canary_names_what_the_server_has_come_to(server: FaultServer, tmp_path: Path) -> None:
+    """`watch` on one server that is healthy, then wrong behind a cached prefix, then wrong altogether, then healthy."""
+    first = server.record(tmp_path / "first.h5")
+    assert watched(server, first, tmp_path / "1.jsonl") == (0, {"cold": [], "warm": []})
+    assert watched(server, first, tmp_path / "2.jsonl", "wrong-when-warm") == (
+        1,
+        {"cold": [], "warm": ["cold-warm"]},
+    )
+    code, drift = watched(server, first, tmp_path / "3.jsonl", "wrong-later")
+    assert code == 1 and drift["cold"] == ["decay"] and "decay" in drift["warm"]
+    assert watched(server, first, tmp_path / "4.jsonl") == (0, {"cold": [], "warm": []})
+    kept = sorted(path.name.rsplit("-", 1)[1] for path in (tmp_path / "kept").iterdir())
+    assert kept == ["cold.h5", "warm.h5", "warm.h5"]
+
+
 @pytest.mark.faults_slow
 def test_another_prompt_than_the_dumps(server: FaultServer, tmp_path: Path, fault_row: Any) -> None:
     """Another chat template in front, and a prompt that was cut: the ids differ before any state does."""

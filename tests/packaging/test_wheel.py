@@ -237,23 +237,29 @@ def test_what_sglang_pins_suits_drafttrace() -> None:
                 assert one.specifier.contains(pin.version.removesuffix(".*"), prereleases=True), (one, pin)
 
 
+# --- other dependencies --------------------------------------------------------------------------------------------
+
 LOWEST = {"numpy": "1.26.0", "h5py": "3.10.0", "safetensors": "0.4.3", "typer": "0.16.0"}
 
 
-@pytest.fixture(scope="module")
-def lowest(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """An environment with the oldest dependencies that the metadata allow, and without torch."""
-    if sys.version_info >= (3, 12):
-        pytest.skip("the oldest numpy has no wheel for this Python")
-    folder = tmp_path_factory.mktemp("lowest") / "env"
-    programs = clean_environment(folder, wheel, None)
+def install(programs: Path, *arguments: str) -> None:
+    """pip in another environment; the test is skipped where the packages cannot be fetched."""
     pip = [sys.executable, "-m", "pip", "--python", str(programs / "python"), "--disable-pip-version-check"]
-    wanted = [f"{name}=={version}" for name, version in LOWEST.items()]
-    done = subprocess.run(
-        [*pip, "install", "--quiet", "--only-binary", ":all:", *wanted], capture_output=True, text=True, timeout=600
-    )
+    command = [*pip, "install", "--quiet", "--only-binary", ":all:", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     if done.returncode != 0:
-        pytest.skip(f"the oldest dependencies cannot be fetched here: {done.stderr.strip().splitlines()[-1]}")
+        pytest.skip(f"cannot be fetched here: {done.stderr.strip().splitlines()[-1]}")
+
+
+@pytest.fixture(scope="module", params=["lowest", "newest"])
+def alone(request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """An environment without torch, with the oldest dependencies that the metadata allow, or with the newest there are."""
+    if request.param == "lowest" and sys.version_info >= (3, 12):
+        pytest.skip("the oldest numpy has no wheel for this Python")
+    folder = tmp_path_factory.mktemp(request.param) / "env"
+    programs = clean_environment(folder, wheel, None)
+    lowest = request.param == "lowest"
+    install(programs, *(f"{name}=={version}" if lowest else name for name, version in LOWEST.items()))
     yield programs
     shutil.rmtree(folder)
 
@@ -265,8 +271,8 @@ def test_the_oldest_dependencies_are_the_ones_that_the_metadata_name() -> None:
         assert one.name == "torch" or LOWEST[one.name].startswith(specifier.version)
 
 
-def test_it_runs_on_the_oldest_dependencies_without_torch(lowest: Path, tmp_path: Path) -> None:
-    done = run(lowest, "demo", "--json", "story.json", cwd=tmp_path)
+def test_it_runs_on_the_oldest_and_newest_dependencies_without_torch(alone: Path, tmp_path: Path) -> None:
+    done = run(alone, "demo", "--json", "story.json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
     assert json.loads((tmp_path / "story.json").read_text())["before"]["findings"][0] == "slot-shift"
     for arguments in (
@@ -274,9 +280,98 @@ def test_it_runs_on_the_oldest_dependencies_without_torch(lowest: Path, tmp_path
         ("diff", "--help"),
         ("--version", "--verbose"),
         ("inspect", "drafttrace-demo/fixed.h5"),
+        ("redact", "drafttrace-demo/fixed.h5", "shared.h5"),
     ):
-        done = run(lowest, *arguments, cwd=tmp_path)
+        done = run(alone, *arguments, cwd=tmp_path)
         assert done.returncode == 0, (arguments, done.stderr[-2000:])
     assert "$ drafttrace diff trace.h5 data_0.pt" in re.sub(
-        r"\s+", " ", run(lowest, "diff", "--help", cwd=tmp_path).stdout
+        r"\s+", " ", run(alone, "diff", "--help", cwd=tmp_path).stdout
     )
+
+
+def test_what_needs_torch_says_so_without_it(alone: Path, tmp_path: Path) -> None:
+    pair = ROOT / "pairs/tiny-kimi"
+    folders = ("--draft", pair / "draft", "--target", pair / "target")
+    done = run(alone, "replay", pair / "dump/data_0.pt", *folders, cwd=tmp_path)
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr[-2000:]
+    assert re.fullmatch(r"drafttrace: [^\n]*torch[^\n]*pip install torch[^\n]*\.\n", done.stderr), done.stderr
+
+
+def build_of_torch(programs: Path, cwd: Path) -> str:
+    """The CUDA version that this environment's torch was built for, or ``None``."""
+    command = [programs / "python", "-c", "import torch; print(torch.version.cuda)"]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=True).stdout.strip()
+
+
+@pytest.mark.parametrize("build", ["as here", "for processors"])
+def test_replay_and_reference_run_on_either_build_of_torch(
+    build: str, wheel: Path, programs: Path, tmp_path: Path
+) -> None:
+    """The environment of the tests has the build that the registry hands out, which is CUDA's."""
+    if build == "for processors":
+        site = Path(metadata.distribution("h5py").locate_file(""))
+        programs = clean_environment(tmp_path / "env", wheel, site)
+        install(programs, "--no-index", "--no-deps", "--ignore-installed", "torch")
+        if build_of_torch(programs, tmp_path) != "None":
+            pytest.skip("this machine keeps no build of torch for processors")
+    pair = ROOT / "pairs/tiny-kimi"
+    folders = ("--draft", pair / "draft", "--target", pair / "target")
+    dump = pair / "dump/data_0.pt"
+    done = run(programs, "replay", dump, *folders, "--no-switches", "--steps", "2", "--json", "-", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads(done.stdout)["wirings"][0]["wiring"] == "[B0, B3, B31]"
+    made = (
+        "reference",
+        "--from",
+        dump,
+        "--target",
+        pair / "target",
+        "--wiring",
+        "B0,B3,B31",
+        "-o",
+        "r.safetensors",
+    )
+    assert run(programs, *made, cwd=tmp_path).returncode == 0
+    assert run(programs, "diff", "r.safetensors", dump, cwd=tmp_path).returncode == 0
+    if build == "for processors":
+        shutil.rmtree(tmp_path / "env")
+
+
+# --- typed ---------------------------------------------------------------------------------------------------------
+
+TYPED = """
+from pathlib import Path
+from typing import assert_type
+
+import drafttrace
+
+capture = drafttrace.open("trace.h5", layer_ids=[2, 30, 58])
+assert_type(capture, drafttrace.Capture)
+result = drafttrace.diff(capture, Path("data_0.pt"), thresholds={"match": 0.02})
+assert_type(result, drafttrace.Result)
+assert_type(result.findings, tuple[drafttrace.Finding, ...])
+assert_type(result.findings[0].remedy, str)
+assert_type(drafttrace.measure("trace.h5", "data_0.pt"), drafttrace.RowTable)
+assert_type(drafttrace.redact("trace.h5", "shared.h5"), Path)
+assert_type(drafttrace.check("target", "draft").exit_code, int)
+drafttrace.plots.by_position(result, "rel_l2")
+"""
+WRONG = {
+    "drafttrace.diff(1)": "arg-type",
+    'drafttrace.plots.by_position(result, "nonsense")': "arg-type",
+    "result.verdit": "attr-defined",
+}
+
+
+def test_a_strangers_type_checker_knows_it(programs: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(TYPED + "\n".join(WRONG) + "\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--python-executable", programs / "python", "mine.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "MYPYPATH": ""},
+    )
+    found = re.findall(r"^mine\.py:(\d+): error: .*\[([a-z-]+)\]$", done.stdout, re.MULTILINE)
+    first = TYPED.count("\n") + 1
+    assert found == [(str(first + i), code) for i, code in enumerate(WRONG.values())], done.stdout + done.stderr

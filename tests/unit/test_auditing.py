@@ -21,7 +21,7 @@ from drafttrace.tracer.auditing.jobs import Job, plan
 from drafttrace.tracer.auditing.outcome import COMPARED, FAILED, UNMATCHED, Outcome
 from drafttrace.tracer.auditing.pools import run_local, run_ray
 from drafttrace.tracer.auditing.run import Order, run
-from drafttrace.tracer.auditing.summary import summarise
+from drafttrace.tracer.auditing.summary import FindingCount, Problem, Summary, render, summarise
 from drafttrace.tracer.auditing.work import Settings
 from drafttrace.tracer.dumps.registry import Request
 from drafttrace.tracer.errors import DrafttraceError, OutputExists, UnknownFormat
@@ -300,3 +300,20 @@ def test_without_ray_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(DrafttraceError, match=r"pip install 'drafttrace\[cluster\]'"):
         list(run_ray([], Settings(), None))
+
+
+def test_names_of_files_are_shown_and_never_obeyed() -> None:
+    """A dump named ``[red]x[/red]`` lost its brackets, and one with an escape sequence in it coloured the terminal."""
+    import io
+
+    from rich.console import Console
+
+    name = "[red]x[/red]\x1b[31m.pt"
+    found = FindingCount("slot-shift", "fault", 1, 1.0, 0.98, f"In {name}.", f"Set [0, 3, 31] in {name}.", (name,))
+    problem = Problem(FAILED, f"{name} is cut off", 1, (name,))
+    summary = Summary(name, 2, 1, 0, 0, 1, {"mismatch": 1}, 5, 0.1, (found,), (), (problem,), 1)
+    console = Console(file=io.StringIO(), width=200, force_terminal=True, color_system=None)
+    with console.capture() as captured:
+        render(summary, console)
+    text = captured.get()
+    assert text.count("[red]x[/red]\\x1b[31m.pt") == 5 and "\x1b[31m" not in text

@@ -174,8 +174,11 @@ def _problems(query: Query) -> list[Problem]:
 
 
 def render(summary: Summary, console: Console) -> None:
-    """The terminal report."""
+    """The terminal report. File names, and sentences that hold them, are shown as they are and never as markup."""
     from rich.table import Table
+    from rich.text import Text
+
+    from drafttrace.tracer.printable import printable
 
     words = ", ".join(f"{count} {verdict}" for verdict, count in sorted(summary.verdicts.items()))
     console.print(f"[bold]{summary.samples} samples[/bold]: {words or 'none compared'}", highlight=False)
@@ -187,14 +190,14 @@ def render(summary: Summary, console: Console) -> None:
         for name, justify in (("finding", "left"), ("samples", "right"), ("share", "right"), ("what", "left")):
             table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
         for one in summary.findings:
-            name = f"[bold]{one.id}[/bold]" if one.severity == "fault" else one.id
-            table.add_row(name, str(one.samples), f"{one.share:.0%}", one.summary)
+            name = Text(one.id, style="bold" if one.severity == "fault" else "")
+            table.add_row(name, str(one.samples), f"{one.share:.0%}", Text(printable(one.summary)))
         console.print(table)
         for one in summary.findings:
             if one.severity == "fault":
-                console.print(
-                    f"\n[bold]{one.id}[/bold]: {one.remedy}\n  for example: {one.examples[0]}", markup=True
-                )
+                console.print()
+                console.print(Text.assemble((one.id, "bold"), f": {printable(one.remedy)}"))
+                console.print(Text(f"  for example: {printable(one.examples[0])}"))
     for problem in summary.problems[:5]:
-        console.print(f"{problem.samples} {problem.status}: {problem.reason}", markup=False)
-    console.print(f"table: {summary.table}", markup=False)
+        console.print(Text(f"{problem.samples} {problem.status}: {printable(problem.reason)}"))
+    console.print(Text(f"table: {printable(summary.table)}"))

@@ -110,6 +110,18 @@ def test_record_when_a_hook_did_not_apply(web: tuple[str, type[Answers]], tmp_pa
     )
 
 
+@pytest.mark.parametrize(
+    ("status", "what"), [(503, "Wait until the server is ready"), (500, "Look for the reason in the server's log")]
+)
+def test_record_from_a_server_that_cannot_answer(
+    status: int, what: str, web: tuple[str, type[Answers]], tmp_path: Path
+) -> None:
+    """It said `answered 503: ...`, and not what to do."""
+    url, handler = web
+    handler.status, handler.body = status, b'{"error": "not now"}'
+    says(run("record", "--url", url, "--prompt", "x", "-o", tmp_path / "t.h5"), str(status), "not now.", what)
+
+
 def test_record_when_the_plugin_is_off(web: tuple[str, type[Answers]], tmp_path: Path) -> None:
     url, handler = web
     answer = {"supported": False, "reason": "SGLang 0.4.1 has no plugin framework"}
@@ -269,3 +281,15 @@ def test_usage_errors_exit_with_2() -> None:
     done = run("diff")
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
+
+
+def test_a_package_that_is_missing_is_named() -> None:
+    """Without torch (`pip install --no-deps`), `replay` ended in a traceback that called it a bug."""
+    pair = Path(__file__).resolve().parents[2] / "pairs/tiny-kimi"
+    arguments = ["replay", "--draft", pair / "draft", "--target", pair / "target", pair / "dump/data_0.pt"]
+    code = (
+        "import sys\nsys.modules['torch'] = None\nfrom drafttrace.tracer.cli import main\n"
+        f"sys.argv = {['drafttrace', *map(str, arguments)]!r}\nmain()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    says(done, "The package torch is not installed", "pip install torch")

@@ -127,3 +127,40 @@ def test_prometheus_text(same: drafttrace.Result) -> None:
 def test_an_address_that_cannot_be_listened_on(address: str) -> None:
     with pytest.raises(DrafttraceError, match="address"):
         prometheus.serve(prometheus.Metrics(), address)
+
+
+def test_a_server_that_stays_wrong_does_not_fill_the_disk(
+    same: drafttrace.Result, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Every drifted trace was kept, two for each interval."""
+    from drafttrace.compare.thresholds import DEFAULT
+    from drafttrace.tracer.client import Client, Prompt, Sampling
+    from drafttrace.tracer.commands import watch
+
+    times = iter(f"2026-01-01T00:00:{second:02}Z" for second in range(60))
+
+    def one(self: watch.Canary, number: int, utc: str, kind: str, trace: Path, *more: object) -> canary.Run:
+        trace.write_bytes(b"rows")
+        return replace(judged(same, kind), number=number, drift=("decay",) if number != 2 else ())
+
+    monkeypatch.setattr(watch.Canary, "_one", one)
+    monkeypatch.setattr(watch, "now", lambda: next(times))
+    first = drafttrace.open(KIMI / "fixed.h5")
+    bird = watch.Canary(
+        Client("http://127.0.0.1:9"),
+        tmp_path,
+        first,
+        4.0,
+        Prompt(),
+        Sampling(),
+        True,
+        0.25,
+        DEFAULT,
+        None,
+        1.0,
+        False,
+    )
+    runs = [run for number in range(1, 6) for run in replace(bird, most_kept=3).run(number)]
+    assert [run.trace is not None for run in runs] == [True, True, False, False, True, *[False] * 5]
+    assert len(list(tmp_path.iterdir())) == 3
+    assert all(run.trace for run in replace(bird, keep_all=True).run(2)) and len(list(tmp_path.iterdir())) == 5

@@ -32,7 +32,8 @@ FIRST = "first.h5"
 class Canary:
     """What is repeated, where, and how it is judged. sampling: greedy, as many tokens as the first trace has.
 
-    known: faults that the first trace has by itself.
+    known: faults that the first trace has by itself. most_kept: drifted traces that the folder may hold; a server that
+    stays wrong must not fill the disk.
     """
 
     client: Client
@@ -48,6 +49,7 @@ class Canary:
     timeout: float
     keep_all: bool
     known: frozenset[str] = frozenset()
+    most_kept: int = 20
 
     def run(self, number: int) -> Iterator[Run]:
         """A cold request and, after it, a warm one; a request that fails is a run with a problem."""
@@ -60,12 +62,16 @@ class Canary:
                 run = self._one(number, utc, kind, trace, corner, cold_ok)
             except DrafttraceError as error:
                 run = canary.failed(number, utc, kind, str(error))
-            if run.drift or (self.keep_all and trace.exists()):
+            if trace.exists() and (self.keep_all or (run.drift and self._held() <= self.most_kept)):
                 run = replace(run, trace=str(trace))
             else:
                 trace.unlink(missing_ok=True)
             cold_ok = cold_ok and run.compared and not run.drift
             yield run
+
+    def _held(self) -> int:
+        """Traces of runs in the folder, the latest among them."""
+        return sum(len([*self.folder.glob(f"*-{kind}.h5")]) for kind in (COLD, WARM))
 
     def _one(self, number: int, utc: str, kind: str, trace: Path, corner: str, cold_ok: bool) -> Run:
         from drafttrace.compare.diff import diff
@@ -163,6 +169,9 @@ def watch(
         str | None,
         typer.Option("--metrics", metavar="[HOST:]PORT", help="Serve the last values at /metrics, for Prometheus."),
     ] = None,
+    keep: Annotated[
+        int, typer.Option("--keep", min=0, help="Drifted traces to keep at most, the first ones.")
+    ] = 20,
     keep_all: Annotated[
         bool, typer.Option("--keep-all", help="Keep every trace, not only those that drifted.")
     ] = False,
@@ -207,7 +216,7 @@ def watch(
         taps = parse_taps("auto", None)
         new = Sampling(max_new_tokens=max_new_tokens)
         record_one(client, chosen, new, place, taps=taps, token=token, timeout=timeout, quiet=quiet)
-    watched = _canary(client, folder, place, warm, accept_drop, judged_by, token, timeout, keep_all)
+    watched = _canary(client, folder, place, warm, accept_drop, judged_by, token, timeout, keep_all, keep)
     if not quiet and json_out != "-":
         sizes = f"{len(watched.prompt.input_ids or ())} prompt tokens, {watched.sampling.max_new_tokens} new ones"
         print(f"{now()}  first trace {place}{'' if known else ' (just recorded)'}, {sizes}", flush=True)
@@ -224,6 +233,7 @@ def _canary(
     token: str | None,
     timeout: float,
     keep_all: bool,
+    keep: int,
 ) -> Canary:
     from drafttrace.compare.acceptance import acceptance_of
     from drafttrace.compare.diff import diff
@@ -246,6 +256,7 @@ def _canary(
         timeout=timeout,
         keep_all=keep_all,
         known=frozenset(canary.faults_of(already)),
+        most_kept=keep,
     )
 
 

@@ -19,6 +19,7 @@ from drafttrace.tracer.report_file import write_text as write_text
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.status import Status
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -114,10 +115,25 @@ def byte_progress(label: str, *, quiet: bool = False) -> Iterator[Callable[[int,
 
 
 @contextmanager
-def status(label: str, *, quiet: bool = False) -> Iterator[None]:
-    """A spinner on stderr while something runs, only where that is a terminal."""
+def status(label: str, *, quiet: bool = False, after: float = 0.0) -> Iterator[None]:
+    """A spinner on stderr while something runs, only where that is a terminal. after: seconds that it may take unseen."""
     if quiet or not sys.stderr.isatty():
         yield
         return
-    with console(stderr=True).status(label):
+    import threading
+
+    shown: list[Status] = []
+
+    def show() -> None:
+        shown.append(console(stderr=True).status(label))
+        shown[0].start()
+
+    timer = threading.Timer(after, show)
+    timer.start()
+    try:
         yield
+    finally:
+        timer.cancel()
+        timer.join()
+        for one in shown:
+            one.stop()

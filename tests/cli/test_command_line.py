@@ -199,7 +199,12 @@ def test_piped_output_has_no_escapes() -> None:
     assert "\x1b" not in done.stdout + done.stderr
 
 
-def in_terminal(columns: int, *arguments: str | Path, env: dict[str, str] | None = None) -> str:
+def in_terminal(
+    columns: int,
+    *arguments: str | Path,
+    env: dict[str, str] | None = None,
+    program: tuple[str, ...] = ("-m", "drafttrace.tracer.cli"),
+) -> str:
     """What the command prints on a real pseudo-terminal of that width."""
     import fcntl
     import pty
@@ -210,7 +215,7 @@ def in_terminal(columns: int, *arguments: str | Path, env: dict[str, str] | None
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
     clean = {k: v for k, v in os.environ.items() if not re.match(r"LC_|LANG|NO_COLOR|COLUMNS|FORCE_COLOR", k)}
     process = subprocess.Popen(
-        [sys.executable, "-m", "drafttrace.tracer.cli", *map(str, arguments)],
+        [sys.executable, *program, *map(str, arguments)],
         stdout=follower,
         stderr=follower,
         stdin=subprocess.DEVNULL,
@@ -235,6 +240,21 @@ def test_a_terminal_gets_colours_and_no_color_takes_them_away() -> None:
     assert "\x1b[1;31m" in in_terminal(120, *DIFF)
     plain = in_terminal(120, *DIFF, env={"NO_COLOR": "1"})
     assert not re.search(r"\x1b\[[0-9;]*3[0-9]", plain) and "slot-shift" in plain
+
+
+@pytest.mark.parametrize(
+    ("takes", "after", "seen"), [("0.5", "0", True), ("0.5", "0.1", True), ("0.1", "9", False)]
+)
+def test_what_takes_long_says_so_on_a_terminal(takes: str, after: str, seen: bool) -> None:
+    """`diff` of large files stood still without a word; what is over at once shows no spinner, and neither does a pipe."""
+    code = (
+        "import sys, time\nfrom drafttrace.tracer import output\n"
+        "with output.status('comparing', after=float(sys.argv[2])):\n    time.sleep(float(sys.argv[1]))\nprint('done')"
+    )
+    text = in_terminal(80, takes, after, program=("-c", code))
+    assert ("comparing" in text) is seen and text.rstrip().endswith("done")
+    done = subprocess.run([sys.executable, "-c", code, takes, after], capture_output=True, text=True, check=True)
+    assert done.stdout == "done\n" and done.stderr == ""
 
 
 @pytest.mark.slow

@@ -99,18 +99,19 @@ def check(
     if fix_to is not None:
         refuse_place(draft, target, fix_to, force=force)
     health: Mapping[str, Any] | None = Client(url, api_key=api_key).health().raw if url is not None else None
-    found = audit(
-        target,
-        draft,
-        dump=None
-        if dump is None
-        else open_few(dump, format=dump_format, mapping=told.mapping, request=told.request),
-        url_health=health,
-        sglang_version=sglang_version,
-        hash_weights=hash_weights,
-        trained=_wiring(trained),
-        algorithm=algorithm,
-    )
+    with output.status("reading the weights", quiet=quiet, after=1.0):
+        found = audit(
+            target,
+            draft,
+            dump=None
+            if dump is None
+            else open_few(dump, format=dump_format, mapping=told.mapping, request=told.request),
+            url_health=health,
+            sglang_version=sglang_version,
+            hash_weights=hash_weights,
+            trained=_wiring(trained),
+            algorithm=algorithm,
+        )
     if markdown is not None:
         output.write_text(markdown, render.markdown(found))
     written = None

@@ -218,20 +218,21 @@ def diff(
     one_blas_thread()  # before anything imports numpy, as the readers' options do
     output.refuse_twice(markdown, html, png, json_out)
     dump = said(hidden_size, layer_ids, slots, tokens, last, last_norm, mask, boundaries)
-    result = compare_paths(
-        left,
-        reference,
-        thresholds=tuple(threshold or ()),
-        noise=noise,
-        tokenizer=tokenizer,
-        left_format=left_format,
-        reference_format=reference_format,
-        mapping=dump.mapping,
-        request=dump.request,
-        rank_traces=tuple(rank_trace or ()),
-        others=tuple(others or ()),
-        expected=expected,
-    )
+    with output.status("comparing", quiet=quiet, after=1.0):
+        result = compare_paths(
+            left,
+            reference,
+            thresholds=tuple(threshold or ()),
+            noise=noise,
+            tokenizer=tokenizer,
+            left_format=left_format,
+            reference_format=reference_format,
+            mapping=dump.mapping,
+            request=dump.request,
+            rank_traces=tuple(rank_trace or ()),
+            others=tuple(others or ()),
+            expected=expected,
+        )
     write_reports(result, markdown=markdown, html=html, png=png)
     output.emit(json_out, result.to_json, lambda: show(result), quiet=quiet)
     raise typer.Exit(result.exit_code)

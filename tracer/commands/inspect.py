@@ -55,15 +55,16 @@ def inspect(
     from drafttrace.tracer.inspecting import inspect_capture
 
     dump = said(hidden_size, layer_ids, slots, tokens, last, last_norm, mask, boundaries)
-    found = inspect_capture(
-        file,
-        target=target,
-        tokenizer=tokenizer,
-        format=format_name,
-        sample=sample,
-        mapping=dump.mapping,
-        request=dump.request,
-    )
+    with output.status("reading", quiet=quiet, after=1.0):
+        found = inspect_capture(
+            file,
+            target=target,
+            tokenizer=tokenizer,
+            format=format_name,
+            sample=sample,
+            mapping=dump.mapping,
+            request=dump.request,
+        )
     output.emit(json_out, found.to_json, lambda: render(found, output.console()), quiet=quiet)
     raise typer.Exit(1 if found.problems else 0)
 

@@ -63,7 +63,10 @@ def redact(
     """
     from drafttrace.tracer.trace.redact import redact as write_copy
 
-    fingerprint = write_copy(trace, out, salt=salt_of(salt_file), drop_embeddings=drop_embeddings, overwrite=force)
+    with output.status("copying", quiet=quiet, after=1.0):
+        fingerprint = write_copy(
+            trace, out, salt=salt_of(salt_file), drop_embeddings=drop_embeddings, overwrite=force
+        )
     size = out.stat().st_size
     result = {"trace": str(trace), "output": str(out), "bytes": size, "salt_fingerprint": fingerprint}
     shown = f"{printable(str(out))}  {size / (1 << 20):.1f} MiB, without token ids and text"

@@ -80,7 +80,8 @@ def view(
 
     The page is one file that needs no network: copy it to your own machine, or attach it.
     """
-    page = page_of(file, reference, out)
+    with output.status("comparing", quiet=quiet, after=1.0):
+        page = page_of(file, reference, out)
     shown = browser and show_page(page)
     if not quiet:
         typer.echo(str(page))

@@ -1,8 +1,8 @@
 """Number formats in HDF5: bf16 as a genuine 16-bit float, written and read raw, bit for bit.
 
 HDF5 has no bf16 of its own before 2.0, but any IEEE-like layout can be described. With the same type in memory
-and on disk the library converts nothing: NaN payloads, infinities and subnormals survive, and every viewer shows
-numbers. Letting HDF5 convert to float32 on reading is 200 times slower.
+and on disk the library converts nothing: NaN payloads, infinities and subnormals survive, and h5py, h5dump, silx and
+h5glance show numbers. Letting HDF5 convert to float32 on reading is 200 times slower.
 """
 
 from __future__ import annotations

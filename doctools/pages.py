@@ -236,9 +236,9 @@ def trace_format() -> Iterator[str]:
     yield ""
     yield (
         "bf16 is a genuine 16-bit HDF5 float (sign 1, exponent 8, mantissa 7, bias 127): bit-exact, and h5py, h5dump, "
-        "silx, h5glance and H5Web in Jupyter show numbers. In a browser alone, H5Web reads with h5wasm, which has no 16-bit "
-        "floats: it draws the plot, whose curves are float32, and not the bf16 matrices. The attribute `dtype` of a tensor "
-        "names its format."
+        "silx, h5glance and H5Web in Jupyter show numbers. In a browser alone, H5Web reads with h5wasm, which has no "
+        "16-bit floats: it draws the plot, whose curves are float32, and not the bf16 matrices. The attribute `dtype` of "
+        "a tensor names its format."
     )
     yield ""
     yield (

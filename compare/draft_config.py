@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from drafttrace.compare.odd_ids import problem_of, short_value
 from drafttrace.tracer.checkpoint import read_json
 from drafttrace.tracer.errors import UnreadableFile
 
@@ -124,6 +125,12 @@ class DraftConfig:
         return next((window for window in self.windows if window is not None), None)
 
     @property
+    def nested_ids(self) -> object:
+        """What stands in the field that SGLang's EAGLE-3 reads, as it stands there; None where there is nothing."""
+        nested = self.raw.get("eagle_config")
+        return nested.get(NESTED.rsplit(".", 1)[-1]) if isinstance(nested, dict) else None
+
+    @property
     def slot_width(self) -> int:
         """Width of one slot: the target's hidden size."""
         return self.target_hidden_size or self.hidden_size
@@ -147,6 +154,11 @@ def parse_draft_config(raw: Mapping[str, Any], path: Path) -> DraftConfig:
     nested = eagle if isinstance(eagle, dict) else {}
     hidden = _count(flat, "hidden_size", path)
     heads = _count(flat, "num_attention_heads", path)
+    if heads > hidden:
+        raise UnreadableFile(
+            f"{path} has 'num_attention_heads': {heads} for 'hidden_size': {hidden}, more heads than channels; copy the "
+            "training run's config."
+        )
     found, problem = _layer_ids(raw, nested)
     names = flat.get("architectures")
     return DraftConfig(
@@ -156,24 +168,24 @@ def parse_draft_config(raw: Mapping[str, Any], path: Path) -> DraftConfig:
         architecture=str(names[0]) if isinstance(names, list) and names else None,
         project=_project(raw, nested),
         hidden_size=hidden,
-        target_hidden_size=_optional(flat, "target_hidden_size", path),
+        target_hidden_size=_positive(flat, "target_hidden_size", path),
         layers=_layers(flat, path),
         heads=heads,
-        kv_heads=_optional(flat, "num_key_value_heads", path) or heads,
-        head_dim=_optional(flat, "head_dim", path) or hidden // heads,
+        kv_heads=_positive(flat, "num_key_value_heads", path) or heads,
+        head_dim=_positive(flat, "head_dim", path) or hidden // heads,
         intermediate_size=_count(flat, "intermediate_size", path),
         activation=str(flat.get("hidden_act", "silu")),
-        eps=_number(flat, "rms_norm_eps", 1e-6, path),
+        eps=_size(flat, "rms_norm_eps", 1e-6, path),
         rope=_rope(flat, path),
-        max_positions=_optional(flat, "max_position_embeddings", path) or 0,
+        max_positions=_positive(flat, "max_position_embeddings", path) or 0,
         vocab_size=_count(flat, "vocab_size", path),
-        draft_vocab_size=_optional(flat, "draft_vocab_size", path),
+        draft_vocab_size=_positive(flat, "draft_vocab_size", path),
         tied=bool(flat.get("tie_word_embeddings", False)),
         dtype=_text(flat.get("torch_dtype") or flat.get("dtype")),
         layer_ids=found[0] if found else None,
         ids_problem=problem,
         use_aux=bool(nested.get("use_aux_hidden_state", True)),
-        num_aux=_optional(flat, "num_aux_hidden_states", path),
+        num_aux=_positive(flat, "num_aux_hidden_states", path),
         fc_bias=bool(flat.get("bias", False)),
         fc_norm=bool(flat.get("fc_norm") or flat.get("use_aux_norm")),
         norm_before_fc=bool(nested.get("norm_before_fc", flat.get("norm_before_fc", False))),
@@ -205,22 +217,20 @@ def _layer_ids(raw: Mapping[str, Any], nested: Mapping[str, Any]) -> tuple[list[
     problem: str | None = None
     eagle = raw.get("eagle_config")
     if eagle is not None and not isinstance(eagle, dict):
-        problem = f"eagle_config is a {type(eagle).__name__}, not an object"
+        problem = (
+            f"eagle_config is {short_value(eagle)}, not an object, and the draft class may stop at it (write one)"
+        )
     for where in ID_FIELDS:
         place = nested if where.startswith("eagle_config.") else raw
         value = place.get(where.rsplit(".", 1)[-1])
         if value is None:
             continue
-        if isinstance(value, list) and value and all(type(item) is int and abs(item) < _MOST for item in value):
+        wrong = problem_of(where, value)
+        if wrong is None:
             found.append(LayerIds(tuple(value), where))
         else:
-            problem = problem or f"{where} is {_short(value)}, not a list of integers"
+            problem = problem or wrong
     return found, problem
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _rope(flat: Mapping[str, Any], path: Path) -> Rope:
@@ -243,7 +253,7 @@ def _rope(flat: Mapping[str, Any], path: Path) -> Rope:
     partial = merged.get("partial_rotary_factor", flat.get("partial_rotary_factor"))
     fields = {k: v for k, v in merged.items() if k not in {"rope_type", "type", "rope_theta"}}
     return Rope(
-        theta=_number({"rope_theta": theta}, "rope_theta", 10000.0, path),
+        theta=_size({"rope_theta": theta}, "rope_theta", 10000.0, path),
         kind=kind,
         fields=fields,
         partial=_number({"partial_rotary_factor": partial}, "partial_rotary_factor", 1.0, path),
@@ -281,7 +291,13 @@ def _windows(flat: Mapping[str, Any], path: Path) -> tuple[int | None, ...]:
 
 
 def _layers(flat: Mapping[str, Any], path: Path) -> int:
-    value = _optional(flat, "num_hidden_layers", path) or 1
+    """Number of layers. A server whose config has none takes its config class's default, 32 for Llama."""
+    value = _positive(flat, "num_hidden_layers", path)
+    if value is None:
+        raise UnreadableFile(
+            f"{path} has no 'num_hidden_layers', for which a server takes the default of a whole model (32 for Llama); "
+            'write the number that training used, mostly "num_hidden_layers": 1.'
+        )
     if value > MOST_LAYERS:
         raise UnreadableFile(
             f"{path} has 'num_hidden_layers': {value}, more than {MOST_LAYERS}; copy the training run's config."
@@ -290,9 +306,15 @@ def _layers(flat: Mapping[str, Any], path: Path) -> int:
 
 
 def _count(flat: Mapping[str, Any], key: str, path: Path) -> int:
-    value = _optional(flat, key, path)
+    value = _positive(flat, key, path)
     if value is None:
         raise UnreadableFile(f"{path} has no '{key}', so it is no draft's config; give the draft's folder.")
+    return value
+
+
+def _positive(flat: Mapping[str, Any], key: str, path: Path) -> int | None:
+    """A count that may be missing and is never 0: a 0 comes from a damaged config and does not mean "not given"."""
+    value = _optional(flat, key, path)
     if value == 0:
         raise UnreadableFile(f"{path} has '{key}': 0, no positive number; copy the training run's config.")
     return value
@@ -304,7 +326,7 @@ def _optional(flat: Mapping[str, Any], key: str, path: Path) -> int | None:
         return None
     if type(value) is not int or not 0 <= value < _MOST:
         raise UnreadableFile(
-            f"{path} has '{key}': {_short(value)}, no whole number; copy the training run's config."
+            f"{path} has '{key}': {short_value(value)}, no whole number; copy the training run's config."
         )
     return value
 
@@ -314,8 +336,18 @@ def _number(flat: Mapping[str, Any], key: str, default: float, path: Path) -> fl
     if value is None:
         return default
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < _MOST:
-        raise UnreadableFile(f"{path} has '{key}': {_short(value)}, no number; copy the training run's config.")
+        raise UnreadableFile(
+            f"{path} has '{key}': {short_value(value)}, no number; copy the training run's config."
+        )
     return float(value)
+
+
+def _size(flat: Mapping[str, Any], key: str, default: float, path: Path) -> float:
+    """A number that is never 0 or less: states would be divided by 0, or positions turned by no angle that is one."""
+    value = _number(flat, key, default, path)
+    if value <= 0:
+        raise UnreadableFile(f"{path} has '{key}': {value:g}, no positive number; copy the training run's config.")
+    return value
 
 
 def _text(value: object) -> str | None:

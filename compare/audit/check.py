@@ -11,6 +11,7 @@ from drafttrace.compare.audit.config_checks import config_findings
 from drafttrace.compare.audit.conventions import Convention, sglang, sglang_reader, trainer, vllm
 from drafttrace.compare.audit.evidence_checks import dump_findings, dump_wiring
 from drafttrace.compare.audit.fix import planned_changes
+from drafttrace.compare.audit.odd_id_checks import whole_ids
 from drafttrace.compare.audit.result import CheckResult, ReadingRow
 from drafttrace.compare.audit.roles import refuse_draft_as_target, refuse_no_draft
 from drafttrace.compare.audit.server_checks import live_algorithm, refuse_other_model, server_findings, server_notes
@@ -19,7 +20,7 @@ from drafttrace.compare.audit.subject import Subject
 from drafttrace.compare.audit.target_config import TargetConfig, read_target_config
 from drafttrace.compare.audit.vocab_checks import decoded_samples, vocabulary_findings, vocabulary_map
 from drafttrace.compare.audit.weight_checks import tensor_reports, weight_findings
-from drafttrace.compare.audit.wiring_checks import whole_ids, wiring_findings
+from drafttrace.compare.audit.wiring_checks import wiring_findings
 from drafttrace.compare.draft_config import DraftConfig, read_draft_config
 from drafttrace.compare.draft_weights import DraftWeights, draft_weights
 from drafttrace.compare.result import Finding

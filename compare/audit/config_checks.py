@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from drafttrace.compare.audit.said_in_vain import garbled_rope, unused_window
+from drafttrace.compare.audit.mla_checks import MLA_CLASS, PLAIN_CLASS
+from drafttrace.compare.audit.said_in_vain import garbled_rope, odd_flags, unused_window
 from drafttrace.compare.audit.sglang_rules import honoured
 from drafttrace.compare.audit.subject import Subject, fault, note
 from drafttrace.compare.audit.tokenizer_checks import tokenizer_findings
-from drafttrace.compare.draft_config import MODELOPT, SPECFORGE
+from drafttrace.compare.draft_config import MODELOPT, NESTED, SPECFORGE, DraftConfig
 from drafttrace.compare.draft_weights import matrix_shape
+from drafttrace.compare.odd_ids import short_value
 from drafttrace.compare.result import Finding
 
-EAGLE3_CLASSES = ("LlamaForCausalLMEagle3", "Eagle3DeepseekV2ForCausalLM")
+EAGLE3_CLASSES = (PLAIN_CLASS, MLA_CLASS)
 _KNOWN_ROPES = {"default", "linear", "dynamic", "yarn", "deepseek_yarn", "llama3", "longrope", "mrope", "su"}
 _ROPE_NEEDS = {
     **dict.fromkeys(("default", "mrope"), ()),
@@ -28,6 +30,7 @@ def config_findings(subject: Subject) -> Iterator[Finding]:
     yield from _class(subject)
     yield from _fc(subject)
     yield from _flags(subject)
+    yield from odd_flags(subject.draft)
     yield from _positions(subject)
     yield from _vocabulary(subject)
     yield from tokenizer_findings(subject)
@@ -46,12 +49,15 @@ def _class(subject: Subject) -> Iterator[Finding]:
             {"algorithm": algorithm},
         )
     if name not in EAGLE3_CLASSES:
-        wanted = "Eagle3DeepseekV2ForCausalLM" if subject.draft.mla is not None else "LlamaForCausalLMEagle3"
+        listed = subject.draft.flat.get("architectures")
+        named = f"names the class {name}, which is no EAGLE-3 draft class of SGLang"
+        if name is None:
+            named = f"names no class (architectures is {short_value(listed)}, where a list with one class belongs)"
+        wanted = MLA_CLASS if subject.draft.mla is not None else PLAIN_CLASS
         yield fault(
             "fc-not-called",
             0.85,
-            f"The draft's config names the class {name}, which is no EAGLE-3 draft class of SGLang, so the server "
-            "refuses it or loads a model without fc.",
+            f"The draft's config {named}, so the server refuses it or loads a model without fc.",
             f'"architectures": ["{wanted}"]',
             {"architecture": name, "known": list(EAGLE3_CLASSES)},
         )
@@ -118,10 +124,26 @@ def _graph_buffer(subject: Subject) -> Iterator[Finding]:
             0.7,
             f"Under CUDA graphs the draft would read a buffer of {buffer} columns ({slots} slots of {draft.slot_width}), "
             f"the target hands over {handed}: SGLang then skips the copy without a word and the draft runs on old rows.",
-            "Make the two agree as said above; until then start the server without CUDA graphs "
-            "(--disable-cuda-graph), which turns the silence into an error.",
+            f"{_as_many_slots(subject)} Until then start the server without CUDA graphs (--disable-cuda-graph), which "
+            "turns the silence into an error.",
             {"buffer": buffer, "handed": handed, "slots": slots},
         )
+
+
+def _as_many_slots(subject: Subject) -> str:
+    """What makes the draft's config, its fc and the target's hand-over agree on the number of slots."""
+    reads, handed = subject.fc_slots, len(subject.served.wiring or ())
+    if reads is None:
+        return "Export fc.weight again, as wide as a whole number of the target's hidden states."
+    lines = []
+    if handed != reads:
+        lines.append(f"list {reads} different ids in {NESTED}")
+    if subject.draft.num_aux not in (None, reads):
+        lines.append(f'write "num_aux_hidden_states": {reads}')
+    if subject.draft.slot_width != subject.target.hidden_size:
+        lines.append("give the draft that was trained on this target")
+    said = " and ".join(lines) or f'write "num_aux_hidden_states": {reads}'
+    return f"{said[0].upper()}{said[1:]}."
 
 
 def _skipped_fc(subject: Subject, shape: tuple[int, ...]) -> Iterator[Finding]:
@@ -230,13 +252,22 @@ def _positions(subject: Subject) -> Iterator[Finding]:
         yield fault(
             "window-mismatch",
             0.6,
-            f"The draft was trained with a sliding window of {draft.window}; SGLang's draft class reads it from the "
+            f"{_windowed(draft)} trained with a sliding window of {draft.window}; SGLang's draft class reads it from the "
             "server's arguments only and attends to everything otherwise.",
             f"Start the server with --speculative-draft-window-size {max(1, draft.window - 1)} (SGLang counts the tokens "
             "before a row, the config the row as well).",
             {"window": draft.window},
         )
     yield from unused_window(draft)
+
+
+def _windowed(draft: DraftConfig) -> str:
+    """Which layers have the window, where the draft has several."""
+    seen = [f"layers.{k}" for k, window in enumerate(draft.windows) if window is not None]
+    if draft.layers == 1:
+        return "The draft was"
+    rest = "" if len(seen) == draft.layers else f" of the draft's {draft.layers} layers"
+    return f"{' and '.join(seen)}{rest} {'was' if len(seen) == 1 else 'were'}"
 
 
 def _rope(subject: Subject) -> Iterator[Finding]:

@@ -83,7 +83,8 @@ def trainer(draft: DraftConfig, n: int) -> Convention:
     """What the project that wrote the config meant by it."""
     ids = draft.layer_ids
     if ids is None:
-        note = "no ids in the config: the trainers' own default"
+        note = "no ids in the config" if draft.ids_problem is None else "no ids in the config that are integers"
+        note += ": the trainers' own default"
         return Convention(draft.project, "default", None, canonical_wiring(n), note)
     if draft.project == SPECULATORS:
         return Convention(draft.project, ids.where, ids.ids, ids.ids, "id k means B(k)")
@@ -98,7 +99,7 @@ def vllm(draft: DraftConfig, n: int) -> Convention:
     ids = ids or next(iter(places), None)
     if ids is None:
         return Convention(
-            "vLLM", "default", None, canonical_wiring(n), "no ids found: the default, with a warning only"
+            "vLLM", "default", None, canonical_wiring(n), "no integer ids found: the default, with a warning only"
         )
     return Convention("vLLM", ids.where, ids.ids, emitted(ids.ids, n), "id k means B(k), slots ascending")
 
@@ -110,6 +111,8 @@ def sglang(draft: DraftConfig, n: int, reader: SglangReader | None) -> Conventio
     nested = draft.layer_ids if draft.layer_ids is not None and draft.layer_ids.where == NESTED else None
     who = f"SGLang {reader.version}"
     note = f"by {reader.source}"
+    if nested is None and draft.nested_ids is not None:
+        return Convention(who, NESTED, None, None, f"no server can use ids that are no integers; {note}")
     if nested is None:
         return Convention(who, "default", None, reader.served(None, n), f"no {NESTED}: the default; {note}")
     if reader.embed is False and 0 in reader.read(nested.ids, n):

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from drafttrace.compare.audit.config_checks import EAGLE3_CLASSES
+from drafttrace.compare.audit.mla_checks import MLA_CLASS, PLAIN_CLASS, other_attention
 from drafttrace.compare.audit.subject import Subject
 from drafttrace.compare.draft_config import NESTED, SPECULATORS
 from drafttrace.compare.draft_weights import matrix_shape
+from drafttrace.compare.odd_ids import meant_by
 from drafttrace.tracer.checkpoint import read_json
 from drafttrace.tracer.errors import DrafttraceError, OutputExists, UnreadableFile
 
@@ -35,9 +37,15 @@ def planned_changes(subject: Subject) -> dict[str, Any]:
         ids = subject.reader.ids_for(wanted, subject.target.layers)
         if ids is not None:
             changes[NESTED] = list(ids)
+    meant = meant_by(draft.nested_ids)
+    odd = draft.ids_problem is not None and draft.ids_problem.startswith(NESTED)
+    if odd and meant is not None and (wanted is None or tuple(wanted) == subject.served.wiring):
+        changes[NESTED] = list(meant)
     if draft.architecture not in EAGLE3_CLASSES:
-        kind = "Eagle3DeepseekV2ForCausalLM" if draft.mla is not None else "LlamaForCausalLMEagle3"
-        changes["architectures"] = [kind]
+        changes["architectures"] = [MLA_CLASS if draft.mla is not None else PLAIN_CLASS]
+    other = other_attention(subject)
+    if other is not None and (other.right == PLAIN_CLASS or draft.mla is not None):
+        changes["architectures"] = [other.right]
     names = subject.draft_weights.names
     for flag, prefix in _FLAGS:
         set_already = draft.fc_norm if flag == "fc_norm" else draft.norm_before_fc

@@ -1,4 +1,5 @@
-"""Fields of a draft's config that are there and that nobody can use: a garbled rope, a window that nothing switches on."""
+"""Fields of a draft's config that are there and say nothing, or the reverse: a garbled rope, a window that nothing
+switches on, a switch that is no true or false."""
 
 from __future__ import annotations
 
@@ -6,8 +7,9 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from drafttrace.compare.audit.subject import note
+from drafttrace.compare.audit.subject import fault, note
 from drafttrace.compare.draft_config import DraftConfig
+from drafttrace.compare.odd_ids import short_value
 from drafttrace.compare.result import Finding
 
 _ROPE_FIELDS = ("rope_scaling", "rope_parameters")
@@ -28,7 +30,7 @@ def garbled_rope(draft: DraftConfig) -> str | None:
         if value is None:
             continue
         if not isinstance(value, Mapping):
-            return f"{name} {_short(value)}, which is no object"
+            return f"{name} {short_value(value)}, which is no object"
         per_kind = [(f"{name}.{key}", part) for key, part in value.items() if isinstance(part, Mapping)]
         for where, part in per_kind or [(name, value)]:
             wrong = _wrong(where, part)
@@ -41,37 +43,43 @@ def _wrong(where: str, part: Mapping[str, Any]) -> str | None:
     """What is wrong with one set of rope fields."""
     kind = part.get("rope_type") or part.get("type")
     if kind is None and set(part) - _NO_SCALING - {"rope_type", "type"}:
-        return f"{where} {_short(dict(part))} without a rope_type"
+        return f"{where} {short_value(dict(part))} without a rope_type"
     if kind is not None and not isinstance(kind, str):
-        return f"{where} with the rope_type {_short(kind)}, which is no text"
+        return f"{where} with the rope_type {short_value(kind)}, which is no text"
     for key in _NUMBERS:
         number = part.get(key)
         if number is None:
             continue
         plain = isinstance(number, (int, float)) and not isinstance(number, bool)
         if not plain or not math.isfinite(number):
-            return f"{where} with '{key}': {_short(number)}, which is no number"
+            return f"{where} with '{key}': {short_value(number)}, which is no number"
         if key in _SIZES and number <= 0:
-            return f"{where} with '{key}': {_short(number)}, which is not above zero"
+            return f"{where} with '{key}': {short_value(number)}, which is not above zero"
     for key in _LISTS:
         numbers = part.get(key)
         if numbers is not None and not (
             isinstance(numbers, list) and all(type(k) in (int, float) for k in numbers)
         ):
-            return f"{where} with '{key}': {_short(numbers)}, which is no list of numbers"
+            return f"{where} with '{key}': {short_value(numbers)}, which is no list of numbers"
     return None
 
 
+_KINDS = ("full_attention", "sliding_attention", "chunked_attention", "linear_attention")
+"""Kinds of attention that ``layer_types`` may name for a layer."""
+
+
 def unused_window(draft: DraftConfig) -> Iterator[Finding]:
-    """A window's size that nothing in the config switches on or off: readers drop it without a word."""
-    size = draft.flat.get("sliding_window")
-    decided = isinstance(draft.flat.get("layer_types"), list) or "use_sliding_window" in draft.flat
+    """A window's size that nothing in the config switches on or off, and layer types that are none: readers drop both
+    without a word."""
+    size, kinds = draft.flat.get("sliding_window"), draft.flat.get("layer_types")
+    yield from _odd_kinds(draft, kinds)
+    decided = isinstance(kinds, list) or "use_sliding_window" in draft.flat
     if not size or draft.window is not None or decided:
         return
     yield note(
         "window-mismatch",
         0.5,
-        f'The config has "sliding_window": {size} and nothing that switches it on (no layer_types, no '
+        f'The config has "sliding_window": {size} and nothing that switches it on (no list of layer_types, no '
         f"use_sliding_window; the model_type {draft.flat.get('model_type')} has no window of its own): SGLang's draft "
         "class does not read it, and the replay sees all earlier tokens, too.",
         f'If training used the window, write "layer_types": ["sliding_attention"] and start the server with '
@@ -81,6 +89,53 @@ def unused_window(draft: DraftConfig) -> Iterator[Finding]:
     )
 
 
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+def _odd_kinds(draft: DraftConfig, kinds: object) -> Iterator[Finding]:
+    """A ``layer_types`` that does not name a kind of attention for each layer."""
+    if kinds is None:
+        return
+    odd = [kind for kind in kinds if kind not in _KINDS] if isinstance(kinds, list) else [kinds]
+    if not odd and isinstance(kinds, list) and len(kinds) == draft.layers:
+        return
+    what = (
+        f"and {short_value(odd[0])} is no kind of attention" if odd else f"and num_hidden_layers is {draft.layers}"
+    )
+    yield note(
+        "window-mismatch",
+        0.5,
+        f"layer_types is {short_value(kinds)}, {what}: what is not named is read as full attention.",
+        f'Write "full_attention" or "sliding_attention" for each layer, {draft.layers} in all, as training had them.',
+        {"layer_types": short_value(kinds), "layers": draft.layers},
+    )
+
+
+_FLAGS = {
+    "fc_norm": "norm-extra", "use_aux_norm": "norm-extra", "norm_output": "norm-extra", "norm_before_fc": "norm-extra",
+    "norm_before_residual": "norm-extra", "bias": "weights-missing", "attention_bias": "weights-missing",
+    "mlp_bias": "weights-missing", "tie_word_embeddings": "weights-replaced",
+    "eagle_config.use_aux_hidden_state": "fc-not-called", "eagle_config.norm_before_fc": "norm-extra",
+    "eagle_config.norm_before_residual": "norm-extra",
+}  # fmt: skip
+"""Switches of a config, and what is wrong where one is read as the reverse of what was meant."""
+_WORDS = {"false": False, "no": False, "off": False, "0": False, "true": True, "yes": True, "on": True, "1": True}
+
+
+def odd_flags(draft: DraftConfig) -> Iterator[Finding]:
+    """Switches that are no true or false: readers ask only whether something stands there, so "false" is read as true."""
+    nested = draft.raw.get("eagle_config")
+    for key, name in _FLAGS.items():
+        *inside, leaf = key.split(".")
+        place = nested if inside else draft.flat
+        value = place.get(leaf) if isinstance(place, Mapping) else None
+        if value is None or isinstance(value, (bool, int)):
+            continue
+        meant = _WORDS.get(value.strip().lower()) if isinstance(value, str) else None
+        line = f'"{leaf}": {str(meant).lower()}' if meant is not None else f'"{leaf}": true or "{leaf}": false'
+        build = note if meant == bool(value) else fault
+        yield build(
+            name,
+            0.5 if build is note else 0.85,
+            f"{key} is {short_value(value)}, which is neither true nor false: the server and the replay read it as "
+            f"{str(bool(value)).lower()}, and a config class that checks its fields refuses it.",
+            f"Write {line}, as training had it.",
+            {"field": key, "value": short_value(value)},
+        )

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from drafttrace.compare.audit.remedies import wiring_remedy
 from drafttrace.compare.audit.subject import Subject, fault, note
 from drafttrace.compare.audit.target_config import TargetConfig
-from drafttrace.compare.audit.wiring_checks import wiring_remedy
 from drafttrace.compare.result import Finding
 from drafttrace.tracer.boundary import wiring_name
 from drafttrace.tracer.errors import DrafttraceError

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from drafttrace.compare.audit.mla_checks import as_served
 from drafttrace.compare.draft_config import DraftConfig, parse_draft_config
 from drafttrace.compare.draft_weights import DraftWeights, expected_shapes, slots_of_fc, split_fused
 from drafttrace.tracer.errors import UnreadableFile
@@ -65,10 +66,11 @@ class Shapes:
                 f"{export[0].upper()}{export[1:]}: it has to be of {len(asked)} dimension{'s'[: len(asked) > 1]}."
             )
         places = [axis for axis in range(len(asked)) if stored[axis] != asked[axis]]
-        found = self._blamed(name, places)
+        found = self.blamed(name)
         if found:
-            lines = " or ".join(f'"{key}": {value}' for key, value in found.items())
-            return f"{lines}, if the config of the run that wrote {info.file.name} says so; else {export}."
+            return (
+                f"{self.lines(found)}, if the config of the run that wrote {info.file.name} says so; else {export}."
+            )
         what = " and ".join(f"{_axis(axis, len(asked))} {stored[axis]} instead of {asked[axis]}" for axis in places)
         kept = "" if len(places) == len(asked) else ", the rest fits"
         return (
@@ -76,21 +78,30 @@ class Shapes:
             f"tensors; if several differ, put the config.json of the run that wrote {info.file.name} beside it."
         )
 
-    def _blamed(self, name: str, places: list[int]) -> dict[str, int]:
+    @staticmethod
+    def lines(blamed: Mapping[str, int]) -> str:
+        """What :meth:`blamed` found, as lines to paste."""
+        return " or ".join(f'"{key}": {value}' for key, value in blamed.items())
+
+    def blamed(self, name: str) -> dict[str, int]:
         """The numbers of the config that, set otherwise, make ``name`` fit and nothing unfit; the best ones only."""
-        if self.config.layers > _MOST_LAYERS:
+        stored, asked = self.wrong()[name]
+        if self.config.layers > _MOST_LAYERS or len(stored) != len(asked) or 0 in stored:
             return {}
+        places = [axis for axis in range(len(asked)) if stored[axis] != asked[axis]]
         before = self.wrong()
-        found: dict[str, tuple[int, int]] = {}
+        found: dict[str, tuple[int, int, int]] = {}
         for key, value in dict.fromkeys(self._candidates(before[name], places)):
             after = self._with(key, value)
             if after is None:
                 continue
             left = self._differing(after)
             if name in after and name not in left and set(left) < set(before):
-                found[key] = min(found.get(key, (len(left), value)), (len(left), value))
-        best = min((count for count, _ in found.values()), default=0)
-        return {key: value for key, (count, value) in found.items() if count == best}
+                today = self.config.flat.get(key)
+                far = abs(value - today) if type(today) is int else 0  # 128 is likelier than 3 where 129 stands
+                found[key] = min(found.get(key, (len(left), far, value)), (len(left), far, value))
+        best = min((count for count, *_ in found.values()), default=0)
+        return {key: value for key, (count, _, value) in found.items() if count == best}
 
     def _candidates(self, shapes: tuple[Shape, Shape], places: list[int]) -> Iterator[tuple[str, int]]:
         """Numbers of the config and values that could explain the differing dimensions: the found ones over what they
@@ -114,7 +125,7 @@ class Shapes:
             asked = None
             if value > 0:
                 try:
-                    changed = parse_draft_config({**self.config.raw, key: value}, self.config.path)
+                    changed = as_served(parse_draft_config({**self.config.raw, key: value}, self.config.path))
                     asked = shapes_asked(changed, self.weights, self.slots)
                 except (UnreadableFile, ArithmeticError):
                     asked = None

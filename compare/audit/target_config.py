@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from drafttrace.compare.draft_config import MOST_LAYERS
+from drafttrace.compare.odd_ids import short_value
 from drafttrace.tracer.checkpoint import read_json
 from drafttrace.tracer.errors import UnreadableFile
 
@@ -104,6 +105,13 @@ def _count(
             value = place.get(key)
             if type(value) is int and 0 < value <= most:
                 return value
+    for place in (text, outer or {}):
+        for key in keys:
+            if place.get(key) is not None:
+                raise UnreadableFile(
+                    f"{path} has '{key}': {short_value(place[key])}, no whole number from 1 to {most}; give the target's "
+                    "folder with its own config."
+                )
     raise UnreadableFile(
-        f"{path} has no usable '{keys[0]}', so it is no language model's config; give the target's folder."
+        f"{path} has no '{keys[0]}', so it is no language model's config; give the target's folder."
     )

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from drafttrace.compare.audit.mla_checks import mla_findings, refused
+from drafttrace.compare.audit.layer_checks import layer_findings, layer_of, layers_that_differ
+from drafttrace.compare.audit.mla_checks import (
+    ATTENTION,
+    as_served,
+    class_findings,
+    mla_findings,
+    other_attention,
+    refused,
+)
 from drafttrace.compare.audit.sglang_rules import honoured
 from drafttrace.compare.audit.shape_remedies import D2T, Shapes
 from drafttrace.compare.audit.shape_remedies import HEAD as HEAD_WEIGHT
@@ -67,7 +75,9 @@ def tensor_reports(subject: Subject, hash_weights: bool) -> tuple[TensorReport, 
 
 def weight_findings(subject: Subject, reports: tuple[TensorReport, ...]) -> Iterator[Finding]:
     """Every fault and hint about the draft's tensors, vocabulary maps left out."""
+    yield from class_findings(subject)
     yield from mla_findings(subject)
+    yield from layer_findings(subject)
     yield from _missing_and_wrong(subject)
     yield from _head_and_embedding(subject)
     yield from _unused(subject)
@@ -96,13 +106,17 @@ def _state(values: Floats) -> str:
 
 
 def _shapes(subject: Subject) -> Shapes:
-    return Shapes(subject.draft, subject.draft_weights, len(subject.served.wiring or ()) or 3)
+    return Shapes(as_served(subject.draft), subject.draft_weights, len(subject.served.wiring or ()) or 3)
 
 
 def _missing_and_wrong(subject: Subject) -> Iterator[Finding]:
     have = {part for name in subject.draft_weights.names for part in split_fused(name)}
     slots = subject.fc_slots or len(subject.served.wiring or ()) or 3
-    for name, shape in expected_shapes(subject.draft, slots).items():
+    other = other_attention(subject) is not None  # its tensors are named together, and so are those of whole layers
+    differ = layers_that_differ(subject)
+    for name, shape in expected_shapes(as_served(subject.draft), slots).items():
+        if (other and ATTENTION in name) or layer_of(name) in differ:
+            continue
         if name not in have and not refused(subject):  # a server that does not start reads none
             yield fault(
                 "weights-missing",
@@ -114,9 +128,8 @@ def _missing_and_wrong(subject: Subject) -> Iterator[Finding]:
                 {"tensor": name, "shape": list(shape)},
             )
     shapes = _shapes(subject)
-    for name in shapes.wrong():
-        if name not in (HEAD_WEIGHT, D2T):  # these depend on more than their shape
-            yield _wrong_shape(shapes, name, 0.9)
+    differing = [name for name in shapes.wrong() if not (other and ATTENTION in name)]
+    yield from _wrong_shapes(shapes, [name for name in differing if name not in (HEAD_WEIGHT, D2T)])
     for first, second in subject.draft_weights.clashes:
         yield fault(
             "weights-replaced",
@@ -124,6 +137,29 @@ def _missing_and_wrong(subject: Subject) -> Iterator[Finding]:
             f"'{first}' and '{second}' name the same parameter; the one that is read last wins.",
             f"Remove the stale one, '{first}' or '{second}'.",
             {"tensors": [first, second]},
+        )
+
+
+def _wrong_shapes(shapes: Shapes, names: Sequence[str]) -> Iterator[Finding]:
+    """Each tensor of another shape; those that the same number of the config puts right are one fault."""
+    groups: dict[tuple[object, ...], list[str]] = {}
+    for name in names:
+        groups.setdefault(tuple(shapes.blamed(name).items()) or (name,), []).append(name)
+    for members in groups.values():
+        first = members[0]
+        if len(members) == 1:
+            yield _wrong_shape(shapes, first, 0.9)
+            continue
+        stored = [shapes.weights.info(name) for name in members]
+        found, asked = shapes.wrong()[first]
+        yield fault(
+            "weights-missing",
+            0.9,
+            f"{len(members)} tensors have other shapes than the config asks for, such as '{stored[0].name}' {list(found)} "
+            f"instead of {list(asked)}.",
+            f"{shapes.lines(shapes.blamed(first))}, if the config of the run that wrote {stored[0].file.name} says so; "
+            "else export the draft again.",
+            {"tensors": [info.name for info in stored], "found": list(found), "expected": list(asked)},
         )
 
 
@@ -212,7 +248,11 @@ def _unused(subject: Subject) -> Iterator[Finding]:
     """Tensors that the serving class drops without a word; norms among them change what is computed."""
     draft = subject.draft
     slots = subject.fc_slots or 3
-    used = set(expected_shapes(draft, slots)) | {"lm_head.weight", "embed_tokens.weight", *VOCABULARY_MAPS}
+    used = set(expected_shapes(as_served(draft), slots)) | {
+        "lm_head.weight",
+        "embed_tokens.weight",
+        *VOCABULARY_MAPS,
+    }
     left = [name for name in subject.draft_weights.names if not set(split_fused(name)) <= used]
     for flag, prefix in (("fc_norm", "fc_norm."), ("norm_before_fc", "input_norm.")):
         mine = [name for name in left if name.startswith(prefix)]
@@ -231,7 +271,11 @@ def _unused(subject: Subject) -> Iterator[Finding]:
                 {"tensors": mine, "flag": flag},
             )
     left = [name for name in left if not name.endswith(("rotary_emb.inv_freq", "mask_hidden"))]
-    if left:
+    if other_attention(subject) is not None:
+        left = [name for name in left if ATTENTION not in name]
+    differ = layers_that_differ(subject)
+    left = [name for name in left if layer_of(name) not in differ]
+    if left and not refused(subject):
         yield note(
             "weights-unused",
             0.6,

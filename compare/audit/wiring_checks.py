@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
-from drafttrace.compare.audit.sglang_rules import embed_since
+from drafttrace.compare.audit.odd_id_checks import odd_id_findings
+from drafttrace.compare.audit.remedies import wiring_remedy
 from drafttrace.compare.audit.subject import Subject, fault, note
-from drafttrace.compare.draft_config import NESTED, SPECULATORS, DraftConfig, LayerIds
+from drafttrace.compare.draft_config import NESTED, SPECULATORS
 from drafttrace.compare.result import Finding
 from drafttrace.compare.wiring import read
 from drafttrace.tracer.boundary import wiring_name
@@ -19,7 +19,9 @@ def wiring_findings(subject: Subject) -> Iterator[Finding]:
     if subject.reader is None:
         yield _no_capture(subject)
         return
-    yield from _unwhole(subject)
+    yield from odd_id_findings(subject)
+    if subject.served.wiring is None:  # no server can read them: there is nothing to compare
+        return
     yield from _embedding(subject)
     yield from _lost_slots(subject)
     trained, by = subject.trained, subject.trained_by
@@ -41,34 +43,6 @@ def wiring_findings(subject: Subject) -> Iterator[Finding]:
         )
 
 
-def wiring_remedy(subject: Subject, wanted: Sequence[int]) -> str:
-    """The line that makes this server hand over ``wanted``."""
-    reader, n = subject.reader, subject.target.layers
-    name = wiring_name(wanted)
-    serve = f"`drafttrace serve --wiring {','.join(f'B{k}' for k in wanted)} -- ...`"
-    if reader is None:
-        return f"No SGLang release captures hidden states of {subject.target.architecture}; serve another target class."
-    ids = reader.ids_for(wanted, n)
-    where = f"{reader.architecture} in SGLang {reader.version}"
-    if ids is not None:
-        line = f'"eagle_config": {{"eagle_aux_hidden_state_layer_ids": {list(ids)}}}'
-        return f"{line} in {subject.draft.path.name} ({where}: {name})"
-    if tuple(wanted) != tuple(sorted(wanted)):
-        return (
-            f"SGLang hands slots over in ascending order, so no ids give {name}: reorder the column blocks of "
-            f"fc.weight to ascending boundaries, or start the server with {serve}."
-        )
-    if reader.embed is False and 0 in wanted:
-        since = embed_since(reader.architecture)
-        upgrade = f"upgrade SGLang to {since} or newer" if since else "upgrade SGLang"
-        asks = 0 in reader.read(subject.served.ids, n)
-        drop = (
-            f"take the list with B0 out of {subject.draft.path.name} (the class fails on it) and " if asks else ""
-        )
-        return f"{where} cannot capture B0: {upgrade}, or {drop}start the server with {serve}."
-    return f"No list of ids makes {where} capture {name}; start the server with {serve}."
-
-
 def _no_capture(subject: Subject) -> Finding:
     return fault(
         "fc-not-called",
@@ -77,32 +51,6 @@ def _no_capture(subject: Subject) -> Finding:
         "Serve a release or a target class that has set_eagle3_layers_to_capture.",
         {"architecture": subject.target.architecture},
     )
-
-
-def whole_ids(draft: DraftConfig) -> DraftConfig:
-    """The draft with ids such as 3.0 and true as the integers that SGLang takes them for: it only adds and compares."""
-    nested = draft.raw.get("eagle_config")
-    ids = nested.get(NESTED.rsplit(".", 1)[-1]) if isinstance(nested, dict) else None
-    if draft.ids_problem is None or not isinstance(ids, list) or not ids:
-        return draft
-    if not all(isinstance(k, int) or (isinstance(k, float) and k.is_integer()) for k in ids):
-        return draft
-    others = draft.other_ids if draft.layer_ids is None else (draft.layer_ids, *draft.other_ids)
-    found = LayerIds(tuple(int(k) for k in ids), NESTED)
-    return replace(draft, layer_ids=found, other_ids=others)
-
-
-def _unwhole(subject: Subject) -> Iterator[Finding]:
-    ids, problem = subject.served.ids, subject.draft.ids_problem
-    if ids is not None and problem is not None and problem.startswith(NESTED):
-        yield note(
-            "default-wiring",
-            0.5,
-            f"{problem}; {subject.served.who} takes them for {list(ids)} and serves "
-            f"{wiring_name(subject.served.wiring or ())}, and other readers may refuse them or take their default.",
-            f'Write integers: "eagle_aux_hidden_state_layer_ids": {list(ids)}',
-            {"ids": list(ids), "problem": problem},
-        )
 
 
 def _embedding(subject: Subject) -> Iterator[Finding]:
@@ -167,7 +115,13 @@ def _lost_slots(subject: Subject) -> Iterator[Finding]:
 
 
 def _ids_or_train(subject: Subject) -> str:
-    return wiring_remedy(subject, subject.trained) if subject.trained else "see the wirings above."
+    if subject.trained is not None:
+        return wiring_remedy(subject, subject.trained)
+    highest = subject.target.layers - (0 if subject.reader is not None and subject.reader.last else 1)
+    return (
+        f"one for each of fc's {subject.fc_slots or 'own'} slots, within B0 to B{highest}. --dump FILE or --trained "
+        "B0,B3,B31 tells which, and then the line to paste."
+    )
 
 
 def _unknown_training(subject: Subject) -> Iterator[Finding]:

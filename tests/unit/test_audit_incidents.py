@@ -131,8 +131,7 @@ CASES = [
     Case(
         "ids are text",
         specforge(eagle_config={"eagle_aux_hidden_state_layer_ids": "1,15,28"}),
-        served=(2, 16, 29),
-        faults=("default-wiring",),
+        faults=("fc-not-called",),
     ),
     Case(
         "no ids, trained elsewhere",

@@ -1,0 +1,71 @@
+"""Layer ids that are no integers, where SGLang looks for them: what it makes of them, and what to write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from drafttrace.compare.audit.remedies import wiring_remedy
+from drafttrace.compare.audit.subject import Subject, fault, note
+from drafttrace.compare.draft_config import NESTED, DraftConfig, LayerIds
+from drafttrace.compare.odd_ids import meant_by, numbers_only, taken_for
+from drafttrace.compare.result import Finding
+from drafttrace.tracer.boundary import wiring_name
+
+_FIELD = f'"{NESTED.rsplit(".", 1)[-1]}"'
+
+
+def whole_ids(draft: DraftConfig) -> DraftConfig:
+    """The draft with ids such as 3.0 and true as the integers that SGLang takes them for: it only adds and compares."""
+    ids = taken_for(draft.nested_ids)
+    if draft.ids_problem is None or ids is None:
+        return draft
+    others = draft.other_ids if draft.layer_ids is None else (draft.layer_ids, *draft.other_ids)
+    return replace(draft, layer_ids=LayerIds(ids, NESTED), other_ids=others)
+
+
+def odd_id_findings(subject: Subject) -> Iterator[Finding]:
+    """Ids that a server reads all the same, as a hint; ids that no server can use, as a fault."""
+    draft, problem = subject.draft, subject.draft.ids_problem
+    if problem is None or not problem.startswith(NESTED) or subject.reader is None:
+        return
+    if subject.served.ids is not None:
+        ids = list(subject.served.ids)
+        yield note(
+            "default-wiring",
+            0.5,
+            f"{problem}; {subject.served.who} takes them for {ids} and serves "
+            f"{wiring_name(subject.served.wiring or ())}, and other readers may refuse them or take their default.",
+            f"Write integers: {_FIELD}: {ids}",
+            {"ids": ids, "problem": problem},
+        )
+        return
+    numbers = numbers_only(draft.nested_ids)
+    yield fault(
+        "slot-count" if numbers else "fc-not-called",
+        0.95,
+        f"{problem}: {subject.served.who} {_effect(draft.nested_ids)}.",
+        _remedy(subject),
+        {"problem": problem, "ids": repr(draft.nested_ids)[:200]},
+    )
+
+
+def _effect(ids: object) -> str:
+    """What a server does with ids that it cannot use."""
+    if ids == []:
+        return "hands over no slot at all"
+    if numbers_only(ids):
+        return "finds no layer of such a number and hands over a slot less for each"
+    return "stops at them with a TypeError, or finds no layer of such a name and hands over a slot less for each"
+
+
+def _remedy(subject: Subject) -> str:
+    if subject.trained is not None:
+        return wiring_remedy(subject, subject.trained)
+    meant = meant_by(subject.draft.nested_ids)
+    if meant is not None:
+        return f"Write integers: {_FIELD}: {list(meant)}"
+    return (
+        f"Write the whole numbers of the training run in {_FIELD}; where nobody knows them, --dump or --trained finds the "
+        "line to write, and drafttrace replay --search the wiring by value."
+    )

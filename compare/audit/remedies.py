@@ -1,0 +1,37 @@
+"""The line to paste that makes a server hand over a wiring."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from drafttrace.compare.audit.sglang_rules import embed_since
+from drafttrace.compare.audit.subject import Subject
+from drafttrace.tracer.boundary import wiring_name
+
+
+def wiring_remedy(subject: Subject, wanted: Sequence[int]) -> str:
+    """The line that makes this server hand over ``wanted``."""
+    reader, n = subject.reader, subject.target.layers
+    name = wiring_name(wanted)
+    serve = f"`drafttrace serve --wiring {','.join(f'B{k}' for k in wanted)} -- ...`"
+    if reader is None:
+        return f"No SGLang release captures hidden states of {subject.target.architecture}; serve another target class."
+    ids = reader.ids_for(wanted, n)
+    where = f"{reader.architecture} in SGLang {reader.version}"
+    if ids is not None:
+        line = f'"eagle_config": {{"eagle_aux_hidden_state_layer_ids": {list(ids)}}}'
+        return f"{line} in {subject.draft.path.name} ({where}: {name})"
+    if tuple(wanted) != tuple(sorted(wanted)):
+        return (
+            f"SGLang hands slots over in ascending order, so no ids give {name}: reorder the column blocks of "
+            f"fc.weight to ascending boundaries, or start the server with {serve}."
+        )
+    if reader.embed is False and 0 in wanted:
+        since = embed_since(reader.architecture)
+        upgrade = f"upgrade SGLang to {since} or newer" if since else "upgrade SGLang"
+        asks = 0 in reader.read(subject.served.ids, n)
+        drop = (
+            f"take the list with B0 out of {subject.draft.path.name} (the class fails on it) and " if asks else ""
+        )
+        return f"{where} cannot capture B0: {upgrade}, or {drop}start the server with {serve}."
+    return f"No list of ids makes {where} capture {name}; start the server with {serve}."

@@ -1,4 +1,4 @@
-"""What a replay's numbers say, as findings: a better wiring, a switch, the vocabulary, the place where live parts."""
+"""What a replay's numbers say, as findings: a better wiring, a switch, the vocabulary."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from dataclasses import replace
 
 from drafttrace.compare.audit.subject import Subject, fault, note
 from drafttrace.compare.audit.wiring_checks import difference_findings
-from drafttrace.compare.replay.live import LiveComparison, Stage
-from drafttrace.compare.replay.proposals import ProposedBy
 from drafttrace.compare.replay.ranking import Scored, better, confidence, sigmas, significant, works
 from drafttrace.compare.replay.result import VariantRow
 from drafttrace.compare.replay.score import WiringScore
@@ -303,82 +301,3 @@ def coverage_findings(outside: float, score: WiringScore) -> Iterator[Finding]:
             "Choose the draft vocabulary on text like the one that is served.",
             {"outside": outside},
         )
-
-
-def live_findings(live: LiveComparison | None, expected: float) -> Iterator[Finding]:
-    """Where a live draft parts from its replay, or that it does not."""
-    if live is None or not live.stages:
-        return
-    if live.parted is not None:
-        at = live.parted
-        value = (
-            f"equal first choices {at.equal_top1:.1%}"
-            if at.equal_top1 is not None
-            else f"cosine {at.cosine_p50:.4f}{_size(at)}"
-        )
-        if live.proposed_by is not None:
-            yield _proposals(live.proposed_by, at)
-            return
-        yield fault(
-            "downstream",
-            0.9,
-            f"Live and replay part at {at.tensor} of step {at.step + 1} ({value} over {at.rows} rows); everything before "
-            "it agrees, so the fault lies between the two.",
-            _place(at.tensor, at.step),
-            {"step": at.step, "tensor": at.tensor, "rows": at.rows, **_measured(at)},
-        )
-    observed = live.observed
-    if observed is not None and math.isfinite(expected) and live.parted is None:
-        yield note(
-            "none",
-            0.6,
-            f"The live draft computes what the replay computes; accept length {observed:.2f} was observed over "
-            f"{len(live.accept_lengths)} rounds, the replay of the same text gives {expected:.2f}.",
-            "If that is less than training promised, look at the wiring and the text, not at the draft's forward.",
-            {"observed": observed, "expected": expected},
-        )
-
-
-def _size(at: Stage) -> str:
-    """What a cosine does not see: how far apart the two are, and how much longer the live one is."""
-    far = "" if at.rel_l2_p50 is None else f", relative L2 {at.rel_l2_p50:.3f}"
-    return far + ("" if at.norm_ratio_p50 is None else f", norm {at.norm_ratio_p50:.3f} times the replay's")
-
-
-def _measured(at: Stage) -> dict[str, float | None]:
-    if at.cosine_p50 is None:
-        return {"equal_first_choices": at.equal_top1}
-    return {"cosine": at.cosine_p50, "rel_l2": at.rel_l2_p50, "norm_ratio": at.norm_ratio_p50}
-
-
-def _proposals(by: ProposedBy, at: Stage) -> Finding:
-    """The states agree and the proposals do not, and another head or map gives those that the server made."""
-    evidence = {"step": at.step, "rows": at.rows, "equal_first_choices": at.equal_top1, "explained_by": by}
-    before = f"The live draft's states are the replay's, and its proposals are not ({at.equal_top1:.1%} of {at.rows} alike)"
-    if by == "no vocabulary map":
-        return fault(
-            "vocab-map-missing",
-            0.95,
-            f"{before}: every draft id was taken for a target id.",
-            "The server lost d2t: look at whether the checkpoint that it loaded has it (drafttrace check).",
-            evidence,
-        )
-    return fault(
-        "weights-replaced",
-        0.95,
-        f"{before}: they are what {by} makes of these states. The server replaced the draft's own lm_head.",
-        "Look at what shares the target's head with the draft when it is loaded; the checkpoint's own head must stay.",
-        evidence,
-    )
-
-
-def _place(tensor: str, step: int) -> str:
-    if tensor == "fc_in":
-        return "Look at the norm before fc and at the hand-over of the hidden states to the draft."
-    if tensor == "fc_out":
-        return "Look at fc's weights and bias as loaded (drafttrace check)."
-    if tensor == "hidden_out" and step == 0:
-        return "Look at the draft layer: weights as loaded, embedding, norms, rope and the draft's cache."
-    if tensor == "hidden_out":
-        return "Look at the recycled state (norm_output), the positions and the cache of draft decode."
-    return "Look at lm_head and at the vocabulary map as loaded."

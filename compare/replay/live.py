@@ -15,7 +15,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from drafttrace.compare.replay.blame import Blame, blame_proposals, blame_state
 from drafttrace.compare.replay.loading import Replayer, step_tokens
+from drafttrace.compare.replay.model import Reading, StepOut
 from drafttrace.compare.replay.proposals import ProposedBy, proposed_by
 from drafttrace.compare.replay.switches import Switches
 from drafttrace.compare.replay.texts import Key, Text
@@ -71,8 +73,9 @@ class LiveComparison:
     """All stages in the order of the computation, and the first at which they part (None: they agree).
 
     accept_lengths: observed per round, bonus included. steps: draft steps of the server, as the trace shows them.
-    number_format: what the server's draft computes in, and so the replay here. proposed_by: the head or map that explains
-    the proposals, where they are the first to part.
+    number_format: what the server's draft computes in, and so the replay here. layers: of the draft. proposed_by: the head
+    or map that explains the proposals, where they are the first to part. blame: the parts of the draft that the fault may
+    lie in, where a state or the proposals are the first to part and no other head or map explains them.
     """
 
     stages: tuple[Stage, ...]
@@ -81,7 +84,9 @@ class LiveComparison:
     steps: int
     topk: int
     number_format: str
+    layers: int
     proposed_by: ProposedBy | None = None
+    blame: Blame | None = None
 
     @property
     def observed(self) -> float | None:
@@ -136,10 +141,13 @@ def compare_live(
         stages.append(_proposals(step, rows, targets[scores.argmax(-1).numpy()][rows], draft, live, drafted))
     kept = tuple(stage for stage in stages if stage is not None)
     parted = next((stage for stage in kept if stage.parted), None)
-    explained = None
-    if parted is not None and parted.tensor == "proposal":
-        at, live = _grouped(places)[parted.step, 0]
-        explained = proposed_by(replayer, done[parted.step].normed[0][torch.from_numpy(at)], draft, live, switches)
+    explained, blame = None, None
+    if parted is not None:
+        seen = _Seen(replayer, draft, *_grouped(places)[parted.step, 0], switches)
+        if parted.tensor == "proposal":
+            explained = seen.proposed_by(done[parted.step])
+        if explained is None:
+            blame = seen.blame(parted, done[parted.step], fc_out, reading)
     request = capture.about.get("request")
     counts = request.get("accept_counts") if isinstance(request, dict) else None
     return LiveComparison(
@@ -149,8 +157,44 @@ def compare_live(
         steps=draft_steps(capture),
         topk=_topk(draft),
         number_format=str(kind),
+        layers=replayer.config.layers,
         proposed_by=explained,
+        blame=blame,
     )
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """One step as a server ran it: rows of the text, and the draft rows ``live`` of the trace that computed them."""
+
+    replayer: Replayer
+    draft: DraftRows
+    rows: Ints
+    live: Ints
+    switches: Switches
+
+    def proposed_by(self, done: StepOut) -> ProposedBy | None:
+        """The head or map that explains the proposals."""
+        normed = done.normed[0][torch.from_numpy(self.rows)]
+        return proposed_by(self.replayer, normed, self.draft, self.live, self.switches)
+
+    def blame(self, parted: Stage, done: StepOut, fc_out: torch.Tensor, reading: Reading) -> Blame | None:
+        """The parts that the fault may lie in; None before the draft's layers, where the tensor's name says it."""
+        if parted.tensor == "proposal":
+            return blame_proposals(self.replayer, done, self.rows, self.draft, self.live, self.switches)
+        if parted.tensor != "hidden_out":
+            return None
+        present = self.draft.present.get("hidden_out")
+        kept = np.ones(len(self.live), bool) if present is None else present[self.live]
+        theirs = self.draft.tensors["hidden_out"].take(self.live[kept])
+
+        def silenced(parts: Sequence[str]) -> torch.Tensor:
+            first = replace(reading, place=reading.place[:1])
+            return self.replayer.model.steps(fc_out[None], first, self.switches, silent=parts)[0].handed[0]
+
+        silence = silenced if parted.step == 0 else None
+        before = () if "fc_out" in self.draft.tensors else ("fc",)
+        return blame_state(self.replayer, done, self.rows[kept], theirs, self.switches, silence, before)
 
 
 def _number_format(draft: DraftRows) -> DType:

@@ -12,8 +12,8 @@ SGLang's ``models/llama_eagle3.py`` and ``kimi_k25_eagle3.py``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -53,7 +53,8 @@ class _Pass:
     """One run over texts that stand behind one another, ``spans`` of the rows.
 
     positions ``[R]``: of the rows in their texts. turns: cosines and sines by position. told: what each projection of
-    layer 0 makes of the U embeddings ``[U, width]``. kept: the keys of every layer and step.
+    layer 0 makes of the U embeddings ``[U, width]``. kept: the keys of every layer and step. silent: parts of layers
+    (``layers.0.self_attn``, ``layers.0.mlp``) that put out nothing.
     """
 
     spans: Spans
@@ -62,6 +63,7 @@ class _Pass:
     reading: Reading
     told: Mapping[str, Tensor]
     kept: tuple[list[Keys], ...]
+    silent: Collection[str] = ()
 
 
 Project = Callable[[str], Tensor]
@@ -137,13 +139,19 @@ class DraftModel:
         return self._round(F.linear(normed, self.weights["lm_head.weight"]))
 
     def steps(
-        self, state: Tensor, reading: Reading, switches: Switches, spans: Spans | None = None
+        self,
+        state: Tensor,
+        reading: Reading,
+        switches: Switches,
+        spans: Spans | None = None,
+        silent: Collection[str] = (),
     ) -> list[StepOut]:
         """Run ``len(reading.place)`` steps from fc's output ``[B, R, H]``.
 
-        spans: where each text begins and ends in the rows (default: one text).
+        spans: where each text begins and ends in the rows (default: one text). silent: parts of layers, such as
+        ``layers.0.self_attn`` and ``layers.0.mlp``, that put out nothing.
         """
-        this = self._pass(reading, spans or ((0, state.shape[1]),))
+        this = replace(self._pass(reading, spans or ((0, state.shape[1]),)), silent=silent)
         done: list[StepOut] = []
         for s in range(len(reading.place)):
             turn = tuple(table.index_select(0, this.positions + s)[:, None] for table in this.turns)
@@ -193,8 +201,10 @@ class DraftModel:
             return self._round(F.linear(x, weight[:, -x.shape[-1] :]).add_(this.told[name].index_select(0, place)))
 
         window = switches.windows[layer] if layer < len(switches.windows) else None
-        h = self._attention(at, project, this, turn, window).add_(residual)
-        return self._mlp(at, self._norm(h, f"{at}.post_attention_layernorm.weight")).add_(self._round(h))
+        h = self._attention(at, project, this, turn, window)
+        h = (h.zero_() if f"{at}.self_attn" in this.silent else h).add_(residual)
+        made = self._mlp(at, self._norm(h, f"{at}.post_attention_layernorm.weight"))
+        return (made.zero_() if f"{at}.mlp" in this.silent else made).add_(self._round(h))
 
     def _mlp(self, at: str, x: Tensor) -> Tensor:
         gate, up = self._linear(x, f"{at}.mlp.gate_up_proj").chunk(2, dim=-1)

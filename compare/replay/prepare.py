@@ -13,7 +13,8 @@ from drafttrace.compare.replay.search import Wiring
 from drafttrace.compare.replay.switches import ABSOLUTE, OFFSETS, OWN, TARGETS, Switches, switches_of
 from drafttrace.compare.replay.texts import Key, Text, cut_to_sweep, key_name, keys_name, text_of
 from drafttrace.compare.target_parts import TargetParts, target_parts
-from drafttrace.tracer.capture import Capture
+from drafttrace.tracer.boundary import boundary_name
+from drafttrace.tracer.capture import Capture, Slot
 from drafttrace.tracer.errors import DrafttraceError, NothingToCompare, UnreadableFile
 
 
@@ -80,6 +81,7 @@ def name_slots(subject: Subject, captures: Sequence[Capture], slots_are: Sequenc
     found = []
     if slots_are is not None:
         _check_boundaries("--slots-are", slots_are, subject)
+        _check_different(slots_are)
     for capture in captures:
         if slots_are is not None and len(slots_are) != len(capture.slots):
             raise DrafttraceError(
@@ -87,16 +89,25 @@ def name_slots(subject: Subject, captures: Sequence[Capture], slots_are: Sequenc
                 "name one boundary per slot."
             )
         by_value, _ = dump_wiring(capture, subject.target_weights, subject.target.embed_scale)
-        slots = []
-        for k, slot in enumerate(capture.slots):
-            boundary, source = slot.boundary, slot.source
-            if by_value[k] == 0:
-                boundary, source = 0, "its rows are the target's embedding rows"
-            elif slots_are is not None and boundary is None:
-                boundary, source = slots_are[k], "named by the user"
-            slots.append(replace(slot, boundary=boundary, source=source))
-        found.append(replace(capture, slots=tuple(slots)))
+        asked: Sequence[int | None] = [None] * len(capture.slots) if slots_are is None else slots_are
+        slots = tuple(_named(capture, k, by_value[k] == 0, asked[k]) for k in range(len(capture.slots)))
+        found.append(replace(capture, slots=slots))
     return found
+
+
+def _named(capture: Capture, k: int, embedding: bool, asked: int | None) -> Slot:
+    """Slot k with its boundary. Raises DrafttraceError where the user calls it another one than it is."""
+    slot = capture.slots[k]
+    if embedding:
+        slot = replace(slot, boundary=0, source="its rows are the target's embedding rows")
+    if asked is not None and slot.boundary is None:
+        return replace(slot, boundary=asked, source="named by the user")
+    if asked is not None and slot.boundary != asked:
+        raise DrafttraceError(
+            f"--slots-are calls slot {k} of {capture.path} {key_name(asked)}, and it is {boundary_name(slot.boundary)} "
+            f"({slot.source}); leave --slots-are out, or name the slots as they are."
+        )
+    return slot
 
 
 def _check_boundaries(option: str, wiring: Sequence[int], subject: Subject) -> None:
@@ -107,6 +118,15 @@ def _check_boundaries(option: str, wiring: Sequence[int], subject: Subject) -> N
         raise DrafttraceError(
             f"{option} {keys_name(list(wiring))} names {key_name(outside[0])}, and the target has {layers} layers; name "
             f"boundaries from B0 to B{layers}."
+        )
+
+
+def _check_different(slots_are: Sequence[int]) -> None:
+    """Raise DrafttraceError where two slots would be one boundary."""
+    twice = [k for k in slots_are if list(slots_are).count(k) > 1]
+    if twice:
+        raise DrafttraceError(
+            f"--slots-are {keys_name(list(slots_are))} names {key_name(twice[0])} twice; name one per slot, all different."
         )
 
 

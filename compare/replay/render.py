@@ -30,6 +30,8 @@ _VERDICTS = {
     "mismatch": ("PROBLEM FOUND", "bold red"),
     "incomparable": ("NOTHING REPLAYED", "bold magenta"),
 }
+_LONE = ("NO FAULT FOUND, ONE WIRING TRIED", "bold green")
+"""Of a single wiring nobody can say that it is the best."""
 
 
 def terminal(result: ReplayResult, console: Console) -> None:
@@ -44,7 +46,8 @@ def markdown(result: ReplayResult) -> str:
 
 def blocks(result: ReplayResult) -> Iterator[Block]:
     """The replay's pieces, in order."""
-    yield Head(*_VERDICTS[result.verdict], result.summary)
+    lone = result.verdict == "match" and result.scored == 1
+    yield Head(*(_LONE if lone else _VERDICTS[result.verdict]), result.summary)
     if result.findings:
         yield Causes(result.findings)
     yield _wirings(result)
@@ -216,6 +219,8 @@ def _remarks(result: ReplayResult) -> Iterator[str]:
             )
         if found.undecided:
             yield f"these rows cannot tell {found.winner} from {join(found.undecided, 4)}: record or dump more text"
+    if result.live is not None and result.live.stages and result.live.parted is None:
+        yield "the live draft computes what the replay computes"
     if result.live is not None and result.live.observed is not None:
         yield (
             f"observed accept length {result.live.observed:.2f} over {len(result.live.accept_lengths)} rounds of "

@@ -14,6 +14,9 @@ from drafttrace.compare.result import FAULT, Finding
 SCHEMA = "drafttrace.replay/1"
 
 
+_OTHERS = "--wiring B0,B3,B31 tries another one, --search all that the capture holds"
+
+
 @dataclass(frozen=True)
 class WiringRow:
     """One wiring that was compared. sources: who names it (the file, the server, the trainer, the user, the search).
@@ -115,6 +118,12 @@ class ReplayResult:
         return next((row for row in self.wirings if row.score is not None), None)
 
     @property
+    def scored(self) -> int:
+        """How many different wirings were tried, those of a search among them."""
+        shown = sum(row.score is not None for row in self.wirings)
+        return max(shown, self.search.tried) if self.search is not None else shown
+
+    @property
     def verdict(self) -> str:
         """``mismatch`` where a fault was found, ``incomparable`` where nothing could be replayed, else ``match``."""
         if self.best is None:
@@ -135,10 +144,13 @@ class ReplayResult:
         if self.best is None or self.best.score is None:
             return "No wiring could be replayed: the capture does not hold the boundaries that were asked for."
         score = self.best.score
-        return (
+        found = (
             f"{self.best.wiring} gives {score.top1:.1%} at the first step over {score.rows} rows and an expected accept "
-            f"length of {score.expected:.2f}; nothing better was found."
+            f"length of {score.expected:.2f}"
         )
+        if self.scored > 1:
+            return f"{found}; none of the {self.scored} wirings that were tried is better beyond chance."
+        return f"{found}; it is the only wiring that was tried: {_OTHERS}."
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""

@@ -12,12 +12,14 @@ import numpy as np
 import torch
 
 from drafttrace.compare.audit.check import gather
-from drafttrace.compare.audit.said_in_vain import unused_window
+from drafttrace.compare.audit.layer_checks import layer_findings
+from drafttrace.compare.audit.mla_checks import class_findings
+from drafttrace.compare.audit.odd_id_checks import odd_id_findings
+from drafttrace.compare.audit.said_in_vain import odd_flags, unused_window
 from drafttrace.compare.audit.subject import Subject
 from drafttrace.compare.replay.findings import (
     coverage_findings,
     last_findings,
-    live_findings,
     served_switch_findings,
     served_useless_findings,
     under_right_map,
@@ -26,6 +28,7 @@ from drafttrace.compare.replay.findings import (
     wiring_findings,
 )
 from drafttrace.compare.replay.live import LiveComparison, compare_live, draft_steps
+from drafttrace.compare.replay.live_findings import agreement_finding, live_findings
 from drafttrace.compare.replay.material import broken_findings, token_remarks, unread_findings
 from drafttrace.compare.replay.prepare import (
     Bench,
@@ -219,10 +222,14 @@ class _Maker:
         return [name for name in one if one[name] != two[name]]
 
     def findings(self) -> list[Finding]:
-        """All of them, faults first; that the draft is no good at all only where nothing says why."""
+        """All of them, faults first; that the draft is no good at all only where nothing says why, and that live and
+        replay agree only where nothing at all was found."""
         found = list(self._named())
         if not any(finding.severity == FAULT for finding in found):
             found += self._unexplained()
+        if not found and self.reference() is not None:
+            known = self._scored.get(self._bench.texts[0].file_wiring)
+            found += agreement_finding(self._live, known.score.simulated if known is not None else float("nan"))
         return sorted(found, key=lambda f: (f.severity != FAULT, -f.confidence))
 
     def _unexplained(self) -> list[Finding]:
@@ -240,6 +247,10 @@ class _Maker:
         yield from broken_findings(self._bench.whole, [key for w in self._scored for key in w])
         yield from unread_findings(self._bench.replayer.unread, self._bench.replayer.unserved)
         yield from unused_window(self._subject.draft)
+        yield from odd_flags(self._subject.draft)
+        yield from class_findings(self._subject)
+        yield from layer_findings(self._subject)
+        yield from odd_id_findings(self._subject)
         if wiring is None:
             return
         best = self._scored[wiring].score
@@ -251,9 +262,7 @@ class _Maker:
         yield from last_findings(self._bench.captures, self._subject.target.layers)
         mapped = self._rightly_mapped()
         yield from coverage_findings(self._outside(), best if mapped is None else mapped)
-        if self._live is not None:
-            known = self._scored.get(self._bench.texts[0].file_wiring)
-            yield from live_findings(self._live, known.score.simulated if known is not None else float("nan"))
+        yield from live_findings(self._live)
 
     def _outside(self) -> float:
         """Share of the counted next tokens that the draft can never say, by the map as the findings say it is meant."""

@@ -2,115 +2,20 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from audit_folders import HIDDEN, draft_tensors, specforge, target_tensors, write_draft
-from replay_world import World, make_world
+from audit_folders import HIDDEN, draft_tensors, specforge, write_draft
+from replay_served import PROMPT, STEPS, TRUTH, honest, pair, served, spoiled, with_weight
 
-from drafttrace.compare.draft_config import read_draft_config
-from drafttrace.compare.draft_weights import draft_weights
-from drafttrace.compare.replay.loading import Replayer, load_replayer
-from drafttrace.compare.replay.model import Reading
 from drafttrace.compare.replay.run import replay
 from drafttrace.compare.replay.switches import Switches
-from drafttrace.compare.target_parts import target_parts
-from drafttrace.tracer.capture import Accepted, Capture, DraftRows, Phase, RowTable
-from drafttrace.tracer.checkpoint import open_checkpoint
+from drafttrace.tracer.capture import Accepted, Phase, RowTable
 from drafttrace.tracer.rows import ArrayRows, DType
-
-TRUTH, PROMPT, STEPS = (2, 9, 20), 12, 3
-Rows = list[tuple[int, int, Phase, int, int, int]]  # position, token, phase, round, accepted, step
-
-
-def pair(folder: Path) -> tuple[World, Replayer]:
-    """A world whose draft has a real layer (the constructed one adds nothing)."""
-    world = make_world(folder, TRUTH, rows=26)
-    draft = write_draft(folder / "whole", specforge([k - 1 for k in TRUTH]), draft_tensors())
-    parts = target_parts(open_checkpoint(world.target), eps=1e-6, model_type="llama", embed_scale=1.0)
-    replayer = load_replayer(read_draft_config(draft), draft_weights(open_checkpoint(draft)), parts, 80)
-    return dataclasses.replace(world, draft=draft), replayer
-
-
-def served(world: World, replayer: Replayer, spoil: Callable[[str, int, torch.Tensor], torch.Tensor]) -> Capture:
-    """What a server would have recorded: rounds that accept nothing, each token by token through the draft.
-
-    ``spoil`` gets the name of a tensor, the step and its value, and returns what the server really had there.
-    """
-    model, tokens = replayer.model, world.tokens
-    table = target_tensors()["model.embed_tokens.weight"].float()
-    slots = torch.from_numpy(np.concatenate([world.states[k] for k in TRUTH], axis=-1))
-    fc_out = spoil("fc_out", 0, model.fc(spoil("fc_in", 0, slots)))
-    d2t = replayer.targets(Switches())
-    rows: Rows = []
-    tensors: dict[str, list[torch.Tensor]] = {"fc_in": [], "fc_out": [], "hidden_out": []}
-    present: dict[str, list[bool]] = {name: [] for name in (*tensors, "topk_ids")}
-    ids: dict[str, list[np.ndarray]] = {"topk_ids": [], "topk_draft_ids": []}
-    best_logits: list[np.ndarray] = []
-
-    def add(
-        row: tuple[int, int, Phase, int, int, int], step: int, parts: dict[str, torch.Tensor], normed: torch.Tensor
-    ) -> int:
-        scores = spoil("logits", step, model.logits(normed))
-        best = scores.topk(4)  # lists equal ones in any order, as a recorder's does
-        rows.append(row)
-        ids["topk_ids"].append(d2t[best.indices.numpy()])
-        ids["topk_draft_ids"].append(best.indices.numpy())
-        best_logits.append(best.values.numpy())
-        for name in tensors:
-            tensors[name].append(parts.get(name, torch.zeros(tensors_width(name))))
-            present[name].append(name in parts)
-        present["topk_ids"].append(True)
-        return int(d2t[int(scores.argmax())])
-
-    def tensors_width(name: str) -> int:
-        return 3 * HIDDEN if name == "fc_in" else HIDDEN
-
-    last = len(tokens) - 3
-    for t in range(last):
-        chain = [int(tokens[t + 1])]
-        phase = Phase.DRAFT_EXTEND_PREFILL if t < PROMPT else Phase.DRAFT_EXTEND_VERIFY
-        read = [[int(token) for token in tokens[1 : t + 2]]]
-        for step in range(STEPS):
-            done = model.steps(fc_out[None, : t + 1], Reading(table, torch.tensor(read)), Switches())
-            out = done[step]
-            state = spoil("hidden_out", step, out.handed[0, t])
-            if step == 0:
-                parts = {"fc_in": spoil("fc_in", 0, slots)[t], "fc_out": fc_out[t], "hidden_out": state}
-                said = add((t, chain[0], phase, t - PROMPT, Accepted.ACCEPTED, -1), 0, parts, out.normed[0, t])
-                if t < PROMPT - 1:
-                    break  # only the prompt's last row drafts
-            else:
-                row = (t + step, chain[-1], Phase.DRAFT_DECODE, t - PROMPT + 1, Accepted.UNKNOWN, step - 1)
-                said = add(row, step, {"hidden_out": state}, out.normed[0, t])
-            chain.append(said)
-            read.append([0] * t + [said])  # what the rows before read does not reach row t
-    columns = [np.array([row[i] for row in rows], np.int64) for i in range(6)]
-    made = DraftRows(
-        table=RowTable(*columns, frame=np.arange(len(rows), dtype=np.int64)),
-        tensors={
-            **{n: ArrayRows(torch.stack(v).numpy(), DType.FP32) for n, v in tensors.items()},
-            "topk_logits": ArrayRows(np.stack(best_logits), DType.FP32),
-        },
-        present={n: np.array(v) for n, v in present.items()},
-        ids={name: np.stack(values) for name, values in ids.items()},
-    )
-    about = {"request": {"accept_counts": [1] * (last - PROMPT)}, "wiring": {"n": 32}}
-    return world.capture(TRUTH, draft=made, prompt_length=PROMPT, about=about)
-
-
-def honest(name: str, step: int, value: torch.Tensor) -> torch.Tensor:
-    return value
-
-
-def spoiled(where: str, at: int, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., Any]:
-    return lambda name, step, value: change(value) if (name, step) == (where, at) else value
 
 
 def test_an_honest_trace_agrees_everywhere(tmp_path: Path) -> None:
@@ -135,8 +40,8 @@ def test_an_honest_trace_agrees_everywhere(tmp_path: Path) -> None:
         ("hidden_out", 0, "draft layer"),
         ("hidden_out", 1, "recycled state"),
         ("hidden_out", 2, "recycled state"),
-        ("logits", 0, "vocabulary map"),
-        ("logits", 2, "vocabulary map"),
+        ("logits", 0, "lm_head"),
+        ("logits", 2, "lm_head"),
     ],
 )
 def test_a_fault_is_placed_where_it_is(tmp_path: Path, tensor: str, step: int, word: str) -> None:
@@ -262,7 +167,7 @@ def test_a_server_s_roundings_are_replayed(tmp_path: Path) -> None:
     write_draft(tmp_path / "whole", specforge([k - 1 for k in TRUTH]), {**tensors, "lm_head.weight": head})
     states = torch.from_numpy(world.states).bfloat16().float().numpy()
     world = dataclasses.replace(world, states=states)
-    plain = with_head(plain, head)
+    plain = with_weight(plain, "lm_head.weight", head)
     capture = served(world, dataclasses.replace(plain, model=plain.model.rounded(torch.bfloat16)), honest)
     assert capture.draft is not None
 
@@ -285,13 +190,6 @@ def test_a_server_s_roundings_are_replayed(tmp_path: Path) -> None:
     assert agreement[DType.FP32] is not None and agreement[DType.FP32] < 0.95
 
 
-def with_head(replayer: Replayer, head: torch.Tensor) -> Replayer:
-    """The same draft with another head."""
-    model = copy.copy(replayer.model)
-    model.weights = {**replayer.model.weights, "lm_head.weight": head}
-    return dataclasses.replace(replayer, model=model)
-
-
 @pytest.mark.parametrize(
     ("first_rows", "by"), [(True, "from its first row on"), (False, "the target's head makes")]
 )
@@ -300,7 +198,7 @@ def test_the_target_s_head_in_the_draft_s_place_is_named(tmp_path: Path, first_r
     world, replayer = pair(tmp_path)
     rows = replayer.parts.checkpoint.floats(replayer.parts.head)
     chosen = np.arange(replayer.draft_vocabulary) if first_rows else replayer.targets(Switches())
-    capture = served(world, with_head(replayer, torch.from_numpy(rows[chosen])), honest)
+    capture = served(world, with_weight(replayer, "lm_head.weight", torch.from_numpy(rows[chosen])), honest)
     (found,) = replay(capture, world.draft, world.target, switches=False).faults
     assert found.id == "weights-replaced" and by in found.summary.replace("they are what ", ""), found.summary
 

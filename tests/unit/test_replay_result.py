@@ -12,6 +12,7 @@ import torch
 from audit_folders import HIDDEN, PRUNED, draft_tensors, kept_tokens, specforge, target_tensors, write_draft
 from replay_world import LAYERS, World, last_state, make_world
 
+from drafttrace.compare.replay.render import markdown
 from drafttrace.compare.replay.run import replay
 from drafttrace.compare.replay.score import chain_lengths
 from drafttrace.compare.replay.texts import Text, text_of
@@ -107,6 +108,39 @@ def test_slots_are_named_by_value_or_by_the_user(tmp_path: Path) -> None:
     assert named.wirings[0].wiring == "[B0, B3, B31]" and len(named.wirings[0].sources) == 3
     with pytest.raises(DrafttraceError, match="has 3 slots"):
         replay(world.capture(TRUTH), world.draft, world.target, slots_are=(1, 2))
+
+
+def test_slots_that_the_user_calls_otherwise_than_they_are_are_refused(world: World) -> None:
+    """--slots-are was dropped without a word where the file names its slots, and took one boundary for two slots."""
+    with pytest.raises(DrafttraceError, match=r"calls slot 1 .* B4, and it is B3"):
+        replay(world.capture(TRUTH), world.draft, world.target, slots_are=(0, 4, 31))
+    with pytest.raises(DrafttraceError, match="names B3 twice"):
+        replay(world.capture(TRUTH, declared=False), world.draft, world.target, slots_are=(0, 3, 3))
+    assert (
+        replay(world.capture(TRUTH), world.draft, world.target, slots_are=TRUTH, steps=1).reference
+        == "[B0, B3, B31]"
+    )
+
+
+def test_that_one_wiring_was_tried_is_said_with_the_way_to_others(tmp_path: Path) -> None:
+    """ "nothing better was found" of the only wiring that was tried."""
+    world = make_world(tmp_path, (2, 9, 20))
+    alone = replay(world.capture((2, 9, 20)), world.draft, world.target, sglang_version="0.5.23", steps=1)
+    assert alone.exit_code == 0 and alone.scored == 1 and "only wiring that was tried" in alone.summary
+    assert "--wiring B0,B3,B31" in alone.summary and "--search" in alone.summary
+    assert "ONE WIRING TRIED" in markdown(alone) and "NOTHING BETTER" not in markdown(alone)
+    more = {"wirings": [(9, 2, 20)]}, {"search_wirings": True}
+    for given, count in zip(more, (2, 6), strict=True):
+        result = replay(
+            world.capture((2, 9, 20)),
+            world.draft,
+            world.target,
+            sglang_version="0.5.23",
+            steps=1,
+            **given,  # type: ignore[arg-type]
+        )
+        assert result.scored == count and f"none of the {count} wirings that were tried is better" in result.summary
+        assert "NOTHING BETTER FOUND" in markdown(result)
 
 
 def test_switches_that_work_better_are_findings(tmp_path: Path) -> None:

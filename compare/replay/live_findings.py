@@ -1,0 +1,125 @@
+"""Where a live draft and its replay part, as findings; and that they do not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from drafttrace.compare.audit.subject import fault, note
+from drafttrace.compare.replay.blame import Blame, layer_names
+from drafttrace.compare.replay.live import LiveComparison, Stage
+from drafttrace.compare.replay.proposals import ProposedBy
+from drafttrace.compare.result import Finding
+
+
+def live_findings(live: LiveComparison | None) -> Iterator[Finding]:
+    """Where a live draft parts from its replay."""
+    if live is None or live.parted is None:
+        return
+    at = live.parted
+    if live.proposed_by is not None:
+        yield _proposals(live.proposed_by, at)
+        return
+    value = (
+        f"equal first choices {at.equal_top1:.1%}"
+        if at.equal_top1 is not None
+        else f"cosine {at.cosine_p50:.4f}{_size(at)}"
+    )
+    blame = live.blame if live.blame is not None else Blame(())
+    yield fault(
+        "downstream",
+        0.9,
+        f"Live and replay part at {at.tensor} of step {at.step + 1} ({value} over {at.rows} rows); everything before "
+        f"it that the trace holds agrees, so the fault lies {_between(blame)}.",
+        _place(at, blame, live.layers),
+        {
+            "step": at.step,
+            "tensor": at.tensor,
+            "rows": at.rows,
+            "parts": list(blame.parts),
+            "shown": blame.shown,
+            **_measured(at),
+        },
+    )
+
+
+def agreement_finding(live: LiveComparison | None, expected: float) -> Iterator[Finding]:
+    """That nothing parts, with the accept length beside the expected one: for a replay that found nothing else."""
+    if live is None or not live.stages or live.parted is not None:
+        return
+    observed = live.observed
+    if observed is not None and math.isfinite(expected):
+        yield note(
+            "none",
+            0.6,
+            f"The live draft computes what the replay computes; accept length {observed:.2f} was observed over "
+            f"{len(live.accept_lengths)} rounds, the replay of the same text gives {expected:.2f}.",
+            "If that is less than training promised, look at the wiring and the text, not at the draft's forward.",
+            {"observed": observed, "expected": expected},
+        )
+
+
+def _between(blame: Blame) -> str:
+    if not blame.parts:
+        return "between the two"
+    named = " or ".join(f"in {part}" for part in blame.parts)
+    return f"{named}: {blame.shown}" if blame.shown else named
+
+
+def _size(at: Stage) -> str:
+    """What a cosine does not see: how far apart the two are, and how much longer the live one is."""
+    far = "" if at.rel_l2_p50 is None else f", relative L2 {at.rel_l2_p50:.3f}"
+    return far + ("" if at.norm_ratio_p50 is None else f", norm {at.norm_ratio_p50:.3f} times the replay's")
+
+
+def _measured(at: Stage) -> dict[str, float | None]:
+    if at.cosine_p50 is None:
+        return {"equal_first_choices": at.equal_top1}
+    return {"cosine": at.cosine_p50, "rel_l2": at.rel_l2_p50, "norm_ratio": at.norm_ratio_p50}
+
+
+def _proposals(by: ProposedBy, at: Stage) -> Finding:
+    """The states agree and the proposals do not, and another head or map gives those that the server made."""
+    evidence = {"step": at.step, "rows": at.rows, "equal_first_choices": at.equal_top1, "explained_by": by}
+    before = f"The live draft's states are the replay's, and its proposals are not ({at.equal_top1:.1%} of {at.rows} alike)"
+    if by == "no vocabulary map":
+        return fault(
+            "vocab-map-missing",
+            0.95,
+            f"{before}: every draft id was taken for a target id.",
+            "The server lost d2t: look at whether the checkpoint that it loaded has it (drafttrace check).",
+            evidence,
+        )
+    return fault(
+        "weights-replaced",
+        0.95,
+        f"{before}: they are what {by} makes of these states. The server replaced the draft's own lm_head.",
+        "Look at what shares the target's head with the draft when it is loaded; the checkpoint's own head must stay.",
+        evidence,
+    )
+
+
+def _place(at: Stage, blame: Blame, layers: int) -> str:
+    """Where to look, by the tensor at which the two part and by the parts that may be it."""
+    if at.tensor == "fc_in":
+        return "Look at the norm before fc and at the hand-over of the hidden states to the draft."
+    if at.tensor == "fc_out":
+        return "Look at fc's weights and bias as loaded (drafttrace check)."
+    if at.tensor == "proposal":
+        return f"Look at {' and at '.join(blame.parts or ('lm_head',))} as loaded (drafttrace check)."
+    if blame.shown:
+        return f"Look at {blame.parts[0]} as loaded and as the server runs it."
+    if at.step == 0:
+        return f"Look at {_layers(layers)}: weights as loaded, embedding, norms, rope and the draft's cache."
+    return "Look at the recycled state (norm_output), the positions and the cache of draft decode."
+
+
+def _layers(layers: int) -> str:
+    """The draft's layers by name: a trace has the state behind the last one only."""
+    names = layer_names(layers)
+    if layers == 1:
+        return f"the draft layer ({names[0]})"
+    return (
+        f"the draft layers {names[0]} to {names[-1]} (a trace holds only what {names[-1]} hands on, so which of the "
+        f"{layers} it is cannot be told)"
+    )

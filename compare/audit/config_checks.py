@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from drafttrace.compare.audit.forward_checks import forward_findings
 from drafttrace.compare.audit.mla_checks import MLA_CLASS, PLAIN_CLASS
 from drafttrace.compare.audit.said_in_vain import garbled_rope, odd_flags, unused_window
 from drafttrace.compare.audit.sglang_rules import honoured
@@ -31,6 +32,7 @@ def config_findings(subject: Subject) -> Iterator[Finding]:
     yield from _fc(subject)
     yield from _flags(subject)
     yield from odd_flags(subject.draft)
+    yield from forward_findings(subject)
     yield from _positions(subject)
     yield from _vocabulary(subject)
     yield from tokenizer_findings(subject)

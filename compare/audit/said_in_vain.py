@@ -113,7 +113,7 @@ _FLAGS = {
     "norm_before_residual": "norm-extra", "bias": "weights-missing", "attention_bias": "weights-missing",
     "mlp_bias": "weights-missing", "tie_word_embeddings": "weights-replaced",
     "eagle_config.use_aux_hidden_state": "fc-not-called", "eagle_config.norm_before_fc": "norm-extra",
-    "eagle_config.norm_before_residual": "norm-extra",
+    "eagle_config.norm_before_residual": "norm-extra", "use_sliding_window": "window-mismatch",
 }  # fmt: skip
 """Switches of a config, and what is wrong where one is read as the reverse of what was meant."""
 _WORDS = {"false": False, "no": False, "off": False, "0": False, "true": True, "yes": True, "on": True, "1": True}

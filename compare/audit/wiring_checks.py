@@ -98,7 +98,7 @@ def _lost_slots(subject: Subject) -> Iterator[Finding]:
             "slot-count",
             0.95,
             f"The config lists {len(ids)} ids {list(ids)}, which {subject.served.who} reads as {wiring_name(asked)}; "
-            f"only {wiring_name(served)} exist on a target of {n} layers, so fc gets {len(served)} slots.",
+            f"only {wiring_name(served)} exist on a target of {n} layers, so fc gets {_slots(len(served))}.",
             "List ids that differ and lie within the target: " + _ids_or_train(subject),
             {"ids": list(ids), "asked": list(asked), "served": list(served)},
         )
@@ -112,6 +112,10 @@ def _lost_slots(subject: Subject) -> Iterator[Finding]:
             {"ids": list(ids), "served": list(served), "listed": list(asked)},
             tuple(i for i, (a, b) in enumerate(zip(asked, served, strict=True)) if a != b),
         )
+
+
+def _slots(count: int) -> str:
+    return f"{count} slot" if count == 1 else f"{count} slots"
 
 
 def _ids_or_train(subject: Subject) -> str:
@@ -187,7 +191,7 @@ def difference_findings(
     if subject.served.ids_from == "default":
         yield found("default-wiring", f"; the server takes its default, because {_why_default(subject)}")
     if len(served) != len(wanted):
-        yield found("slot-count", f": {len(served)} slots instead of {len(wanted)}")
+        yield found("slot-count", f": {_slots(len(served))} instead of {len(wanted)}")
     reading = read(served, wanted)
     if reading.shift:
         yield found(

@@ -79,11 +79,8 @@ def works(score: WiringScore) -> bool:
 
     A draft that works names a fifth of the tokens that it can say at the least. Nothing is claimed of those it cannot.
     """
-    rows = round(score.rows * score.steps[0].coverage) if math.isfinite(score.steps[0].coverage) else 0
-    if not math.isfinite(score.top1) or rows == 0:
-        return True
-    hits = round(score.top1 * score.rows)
-    if hits >= _WORKS * rows:
+    rows, hits = _counted(score)
+    if rows == 0 or hits >= _WORKS * rows:
         return True
     chance = sum(
         math.exp(
@@ -93,6 +90,19 @@ def works(score: WiringScore) -> bool:
         for k in range(hits + 1)
     )  # fmt: skip
     return chance >= _CHANCE
+
+
+def too_few(score: WiringScore) -> bool:
+    """Whether the rows show neither that the draft works nor that it does not."""
+    rows, hits = _counted(score)
+    return works(score) and (rows == 0 or hits < _WORKS * rows)
+
+
+def _counted(score: WiringScore) -> tuple[int, int]:
+    """Rows of step 0 whose token the draft can say, and how many it says; 0 rows where that is not known."""
+    if not (math.isfinite(score.steps[0].coverage) and math.isfinite(score.top1)):
+        return 0, 0
+    return round(score.rows * score.steps[0].coverage), round(score.top1 * score.rows)
 
 
 def order(scored: Mapping[Wiring, Scored], named: Sequence[Wiring], likely: Sequence[Wiring]) -> list[Wiring]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from drafttrace.compare.plain import to_plain
 from drafttrace.compare.replay.live import LiveComparison
+from drafttrace.compare.replay.ranking import too_few
 from drafttrace.compare.replay.score import WiringScore
 from drafttrace.compare.result import FAULT, Finding
 
@@ -148,6 +149,8 @@ class ReplayResult:
             f"{self.best.wiring} gives {score.top1:.1%} at the first step over {score.rows} rows and an expected accept "
             f"length of {score.expected:.2f}"
         )
+        if too_few(score):
+            found += ", too few rows to say whether the draft works (record a longer answer: --max-new-tokens 256)"
         if self.scored > 1:
             return f"{found}; none of the {self.scored} wirings that were tried is better beyond chance."
         return f"{found}; it is the only wiring that was tried: {_OTHERS}."

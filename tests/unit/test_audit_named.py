@@ -279,3 +279,17 @@ def test_architectures_that_are_no_list_are_named_by_value(tmp_path: Path) -> No
     result = audited(tmp_path, specforge(CANONICAL, architectures=PLAIN_CLASS))
     (found,) = result.faults
     assert f"names no class (architectures is '{PLAIN_CLASS}'" in found.summary and found.remedy
+
+
+@pytest.mark.parametrize("act", ["gelu", "SiLU", None])
+def test_an_activation_that_the_server_refuses_is_a_fault(tmp_path: Path, act: str | None) -> None:
+    """SGLang's MLPs raise for everything but silu, and the check said nothing."""
+    (found,) = audited(tmp_path, specforge(CANONICAL, hidden_act=act)).faults
+    assert f"hidden_act is '{act}'" in found.summary and '"hidden_act": "silu"' in found.remedy
+
+
+@pytest.mark.parametrize("factor", [0, 2, -1, 0.3])
+def test_a_share_of_turned_channels_that_is_none_is_a_fault(tmp_path: Path, factor: float) -> None:
+    """Only the replay refused it."""
+    (found,) = audited(tmp_path, specforge(CANONICAL, partial_rotary_factor=factor)).faults
+    assert found.id == "rope-mismatch" and f"partial_rotary_factor is {factor:g}" in found.summary

@@ -127,6 +127,7 @@ def test_that_one_wiring_was_tried_is_said_with_the_way_to_others(tmp_path: Path
     world = make_world(tmp_path, (2, 9, 20))
     alone = replay(world.capture((2, 9, 20)), world.draft, world.target, sglang_version="0.5.23", steps=1)
     assert alone.exit_code == 0 and alone.scored == 1 and "only wiring that was tried" in alone.summary
+    assert "too few" not in alone.summary
     assert "--wiring B0,B3,B31" in alone.summary and "--search" in alone.summary
     assert "ONE WIRING TRIED" in markdown(alone) and "NOTHING BETTER" not in markdown(alone)
     more = {"wirings": [(9, 2, 20)]}, {"search_wirings": True}
@@ -339,6 +340,7 @@ def test_a_draft_that_no_wiring_helps_is_a_fault_and_few_rows_are_not(world: Wor
     assert "None of the 6 wirings" in next(fault.remedy for fault in searched.faults if fault.id == "unexplained")
     short = dataclasses.replace(world, tokens=world.tokens[:12], states=world.states[:, :12])
     few = replay(short.capture(wrong), world.draft, world.target, switches=False)
+    assert "too few rows to say whether the draft works" in few.summary and "--max-new-tokens" in few.summary
     assert few.best is not None and "unexplained" not in [fault.id for fault in few.faults]
 
 

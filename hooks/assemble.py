@@ -8,25 +8,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from drafttrace.hooks.frames import FrameRows, Part, as_numpy
+from drafttrace.hooks.host import Array, HostFrame, HostPart
 from drafttrace.hooks.identity import Verdict, accepted_rows, outside_output
 from drafttrace.tracer.capture import Accepted
 from drafttrace.tracer.row_hash import row_hashes
 from drafttrace.tracer.trace import schema
 from drafttrace.tracer.trace.layout import TensorSpec
 
-Array = npt.NDArray[Any]
 
-
-def records_of(frame: FrameRows, verdict: Verdict | None, total: int | None) -> schema.Records:
+def records_of(frame: HostFrame, verdict: Verdict | None, total: int | None) -> schema.Records:
     """The row records of one frame. total: tokens of the text after the step, where that is known."""
-    position = as_numpy(frame.position).astype(np.int64)
     accepted = accepted_rows(frame.group, frame.rows, verdict)
     if total is not None:
-        accepted[outside_output(position, total) & (accepted == Accepted.ACCEPTED)] = Accepted.REJECTED
+        accepted[outside_output(frame.position, total) & (accepted == Accepted.ACCEPTED)] = Accepted.REJECTED
     fields: dict[str, Any] = {
-        "position": position,
-        "token_id": as_numpy(frame.token_id).astype(np.int64),
+        "position": frame.position,
+        "token_id": frame.token_id,
         "phase": int(frame.group.phase),
         "round": frame.round,
         "accepted": accepted,
@@ -44,7 +41,7 @@ def records_of(frame: FrameRows, verdict: Verdict | None, total: int | None) -> 
 
 
 def tensors_of(
-    frames: Sequence[FrameRows], specs: Mapping[str, TensorSpec], verdict: Verdict | None
+    frames: Sequence[HostFrame], specs: Mapping[str, TensorSpec], verdict: Verdict | None
 ) -> tuple[dict[str, Array], dict[str, npt.NDArray[np.bool_]]]:
     """The taps of all frames (of one side, in their order) as arrays over all their rows, and the rows without one.
 
@@ -57,7 +54,7 @@ def tensors_of(
     absent: dict[str, npt.NDArray[np.bool_]] = {}
     for name in names:
         spec = specs[name]
-        only = as_numpy(frames[0].parts[name].tensor) if len(frames) == 1 else None
+        only = frames[0].parts[name].array if len(frames) == 1 else None
         if only is not None and only.shape == (total, spec.width):
             tensors[name] = only
             continue
@@ -66,7 +63,7 @@ def tensors_of(
             part = frame.parts.get(name)
             if part is not None:
                 start = at + _offset(part, verdict)
-                array = as_numpy(part.tensor)
+                array = part.array
                 whole[start : start + len(array), : array.shape[1]] = array
                 missing[start : start + len(array)] = False
             at += frame.rows
@@ -76,18 +73,17 @@ def tensors_of(
     return tensors, absent
 
 
-def padding_of(frame: FrameRows, specs: Mapping[str, TensorSpec]) -> schema.Records:
+def padding_of(frame: HostFrame, specs: Mapping[str, TensorSpec]) -> schema.Records:
     """One record per tap whose batch was padded: the hash of the first padding row, in the width of the tap's tensor."""
     rows = schema.records(schema.PADDED, len(frame.padding), frame=frame.frame)
-    for record, (name, tensor) in zip(rows, frame.padding.items(), strict=True):
+    for record, (name, array) in zip(rows, frame.padding.items(), strict=True):
         whole = np.zeros((1, specs[name].width), specs[name].storage)
-        array = as_numpy(tensor)
         whole[:, : array.shape[1]] = array
         record["tap"], record["hash"] = name.encode(), row_hashes(whole)[0]
     return rows
 
 
-def _offset(part: Part, verdict: Verdict | None) -> int:
+def _offset(part: HostPart, verdict: Verdict | None) -> int:
     if part.offset is not None:
         return part.offset
     return verdict.count - 1 if verdict is not None else 0

@@ -27,7 +27,8 @@ class Settings:
     directory: the trace folder, shared by all processes of one server. token: needed to start a trace, if set.
     max_trace_bytes, max_traces (at once), max_dir_bytes: budgets. queue_bytes: bound of the host queue between the
     forward pass and the writer thread. graph_bytes: bound of the static buffers that taps inside CUDA graphs write to,
-    on the device. all_ranks: every rank writes its tensors. wiring: boundaries that the target
+    on the device. all_ranks: every rank writes its tensors. writer_process: files are written by a process of their own,
+    not by a thread of the scheduler. wiring: boundaries that the target
     is made to hand over, whatever the draft config says.
     """
 
@@ -39,6 +40,7 @@ class Settings:
     queue_bytes: int = 512 * MIB
     graph_bytes: int = 1024 * MIB
     all_ranks: bool = False
+    writer_process: bool = True
     wiring: tuple[int, ...] | None = None
 
     @staticmethod
@@ -61,6 +63,7 @@ class Settings:
             queue_bytes=_number(environment, "DRAFTTRACE_QUEUE_BYTES", Settings.queue_bytes),
             graph_bytes=_number(environment, "DRAFTTRACE_GRAPH_BYTES", Settings.graph_bytes),
             all_ranks=environment.get("DRAFTTRACE_ALL_RANKS") == "1",
+            writer_process=environment.get("DRAFTTRACE_WRITER_PROCESS", "1") != "0",
             wiring=_wiring(environment.get("DRAFTTRACE_WIRING", "")),
         )
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from drafttrace.hooks.identity import RowGroup
+from drafttrace.hooks.host import Array, HostFrame, HostPart, Step
+from drafttrace.hooks.identity import RowGroup, Verdict
 from drafttrace.tracer.trace.schema import SOURCE_PYTHON_SEAM
 
 if TYPE_CHECKING:
@@ -78,6 +79,27 @@ class FrameRows:
         """The padding row of a tap."""
         self.padding[name] = row
         self.held += int(row.nbytes)
+
+    def as_arrays(self) -> HostFrame:
+        """The same rows as arrays, which share the memory of the tensors. Only once everything is on the host."""
+        return HostFrame(
+            side=self.side,
+            group=self.group,
+            rows=self.rows,
+            round=self.round,
+            frame=self.frame,
+            position=as_numpy(self.position).astype(np.int64),
+            token_id=as_numpy(self.token_id).astype(np.int64),
+            graph=self.graph,
+            live_rows=self.live_rows,
+            padded_rows=self.padded_rows,
+            cached_prefix=self.cached_prefix,
+            rank=self.rank,
+            parts={
+                name: HostPart(as_numpy(part.tensor), part.offset, part.source) for name, part in self.parts.items()
+            },
+            padding={name: as_numpy(tensor) for name, tensor in self.padding.items()},
+        )
 
     def to_host(self) -> None:
         """Start the copies to the host; ``copied`` are the events after which they are done."""
@@ -195,11 +217,15 @@ class Batch:
         (self.nodes, self.count), copied = to_host([nodes, count])
         self.copies.append(copied)
 
-    def wait(self) -> None:
-        """Block until everything is on the host. Called by the writer thread."""
+    def on_host(self) -> Step:
+        """The step as arrays, once everything is on the host. Called by the writer thread, which may wait."""
         for copied in (*self.copies, *(event for frame in self.frames for event in frame.copied)):
             if copied is not None:
                 copied.synchronize()
+        verdict = None
+        if self.nodes is not None and self.count is not None:
+            verdict = Verdict(as_numpy(self.nodes).astype(np.int64), int(self.count))
+        return Step(tuple(frame.as_arrays() for frame in self.frames), verdict, self.total)
 
 
 def _own(rows: torch.Tensor, frame: FrameRows) -> torch.Tensor:
@@ -248,7 +274,7 @@ def to_host(tensors: list[torch.Tensor]) -> tuple[list[torch.Tensor], Any]:
     return made, event
 
 
-def as_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+def as_numpy(tensor: torch.Tensor) -> Array:
     """A host tensor in the storage form of the trace: bf16 and fp8 as unsigned integers of their bits."""
     import torch
 

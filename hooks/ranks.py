@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from drafttrace.hooks.frames import Batch, as_numpy
+from drafttrace.hooks.host import Step
 from drafttrace.tracer.row_hash import Hashes, row_hashes
 from drafttrace.tracer.trace import schema
 
@@ -22,15 +22,14 @@ class RankLog:
         self._rows: list[schema.Records] = []
         self._hashes: list[Hashes] = []
 
-    def append(self, batch: Batch) -> None:
+    def append(self, step: Step) -> None:
         """Hash all frames of one scheduler step. Called by the writer thread."""
-        batch.wait()
-        for frame in batch.frames:
+        for frame in step.frames:
             rows = schema.records(
                 schema.RANK_ROW,
                 frame.rows,
-                position=as_numpy(frame.position).astype(np.int64),
-                token_id=as_numpy(frame.token_id).astype(np.int64),
+                position=frame.position,
+                token_id=frame.token_id,
                 phase=int(frame.group.phase),
                 round=frame.round,
                 frame=frame.frame,
@@ -39,8 +38,8 @@ class RankLog:
             hashes = np.zeros((frame.rows, len(self.names)), np.uint64)
             for column, name in enumerate(self.names):
                 part = frame.parts.get(name)
-                if part is not None and part.tensor.shape[0] == frame.rows:
-                    hashes[:, column] = row_hashes(as_numpy(part.tensor))
+                if part is not None and len(part.array) == frame.rows:
+                    hashes[:, column] = row_hashes(part.array)
             self._rows.append(rows)
             self._hashes.append(hashes)
 

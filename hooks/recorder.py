@@ -78,7 +78,7 @@ class Recorder:
         self.store = store
         self.rank = rank
         self.ranks = ranks
-        self.thread = WriterThread(settings.queue_bytes)
+        self.thread = WriterThread(settings.queue_bytes, apart=settings.writer_process)
         self.sessions: dict[str, Session] = {}
         self.errors = 0
         self.last_error: str | None = None

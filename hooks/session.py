@@ -13,10 +13,10 @@ from drafttrace.hooks.frames import Batch, FrameRows, is_boundary
 from drafttrace.hooks.options import TapOptions
 from drafttrace.hooks.plan import ModelFacts, expected_taps, hashed_names, layout_of
 from drafttrace.hooks.ranks import RankLog, collect
-from drafttrace.hooks.sink import TraceFile, WriterThread
+from drafttrace.hooks.sink import WriterThread
 from drafttrace.hooks.store import Store, identity, write_json
+from drafttrace.hooks.writer_link import OpenFile
 from drafttrace.tracer.capture import Phase, Probe
-from drafttrace.tracer.trace.writer import TraceWriter
 
 _RANKS_WAIT = 5.0  # seconds that the first rank waits for the others at the end of a request
 _STATE_EVERY = 0.25  # seconds between two updates of the state that clients poll
@@ -68,7 +68,7 @@ class Session:
         self._sweep_left = options.sweep_rows
         self._probes = {name: [0, 0, 0, 0] for name in sorted(self._names)}
         self._expected: dict[tuple[str, Phase, bool], tuple[str, ...]] = {}
-        self._file: TraceFile | None = None
+        self._file: OpenFile | None = None
         self._budget = settings.max_trace_bytes
         self._last_state = 0.0
         self._created = time.time()
@@ -176,20 +176,16 @@ class Session:
 
     # What follows runs on the writer thread.
 
-    def _open(self) -> TraceFile:
+    def _open(self) -> OpenFile:
         if self._file is None:
             path = self._store.trace_path(self.id)
-            self._file = TraceFile(
-                lambda: TraceWriter(
-                    path, self.layout, request_id=self.rid, about=self.facts.about, prompt=self.prompt
-                ),
-                self.layout,
-            )
+            self._file = self._thread.files.open(path, self.layout, self.rid, self.facts.about, self.prompt)
         return self._file
 
     def _write(self, batch: Batch) -> None:
+        step = batch.on_host()
         if self._log is not None:
-            self._log.append(batch)
+            self._log.append(step)
         if not self.writes:
             return
         if self._store.used_bytes(max_age=1.0) + batch.nbytes > self._settings.max_dir_bytes:
@@ -199,8 +195,7 @@ class Session:
             )
             self._drop(batch)
             return
-        file = self._open()
-        file.append(batch)
+        self._open().append(step)
         self._write_state(states.RECORDING, None)
 
     def _end(self, tokens: list[int], prompt_length: int, request: dict[str, Any]) -> None:
@@ -210,29 +205,28 @@ class Session:
             return
         file = self._open()
         self._merge_ranks(file)
-        for name, rows in file.dropped.items():
+        for name, rows in file.written.dropped.items():
             self._probes[name][3] += rows
             self.problem(f"{rows} rows of {name} did not connect to the rows before them and were dropped")
         reason = self.reason or self._silent()
-        file.writer.finish(
-            complete=reason is None,
+        file.finish(
+            reason=reason,
             tokens=tokens,
             prompt_length=prompt_length,
-            about={"request": {**request, "incomplete_reason": reason}},
+            request={**request, "incomplete_reason": reason},
             probes=self.probes(),
-            reason=reason,
         )
         self.reason = reason
         self._write_state(states.COMPLETE if reason is None else states.INCOMPLETE, reason, force=True)
 
-    def _merge_ranks(self, file: TraceFile) -> None:
+    def _merge_ranks(self, file: OpenFile) -> None:
         """Put the hashes of all ranks into the first rank's file."""
         if self._log is None or not self._merges:
             return
         paths = {rank: self._store.rank_path(self.id, rank) for rank in self._merges}
         found = collect(paths, _RANKS_WAIT)
         for rank, (rows, hashes) in {0: self._log.tables(), **found}.items():
-            file.writer.append_rank(rank, rows, hashes)
+            file.append_rank(rank, rows, hashes)
         missing = sorted(set(self._merges) - set(found))
         if missing:
             self.problem(f"rank {missing[0]} did not report its row hashes within {_RANKS_WAIT:.0f} seconds")
@@ -264,7 +258,7 @@ class Session:
         self._last_state = now
         if self._store.request_of(self.owner) is None:
             return  # deleted while it was recorded: nobody wants to hear of it any more
-        rows = self._file.rows if self._file is not None else 0
+        rows = self._file.written.rows if self._file is not None else 0
         data = {"state": state, "reason": reason, "rows": rows, "created": self._created, **identity()}
         try:
             write_json(self._store.state_path(self.id), data)

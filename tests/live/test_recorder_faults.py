@@ -106,6 +106,34 @@ def test_two_requests_under_one_id_make_one_trace(breakable: Any, fault: Callabl
     assert breakable.server.get(f"/drafttrace/traces/{first.id}")["state"] == "complete"
 
 
+def test_a_killed_writer_process_is_told_and_replaced(breakable: Any, fault: Callable[[str], None]) -> None:
+    """What it had flushed stays readable; the text does not change, and the next trace is complete."""
+    server = breakable.server
+    expected = server.generate(input_ids=PROMPT, max_new_tokens=200, ignore_eos=True)["output_ids"]
+    asked = recording.start(server)
+    answers: list[Any] = []
+    sender = threading.Thread(
+        target=lambda: answers.append(
+            server.generate(
+                input_ids=PROMPT, rid=asked["rid"], extra_key=asked["id"], max_new_tokens=200, ignore_eos=True
+            )
+        )
+    )
+    sender.start()
+    deadline = time.monotonic() + 60
+    while not server.get(f"/drafttrace/traces/{asked['id']}")["rows"] and time.monotonic() < deadline:
+        time.sleep(0.02)
+    writers = [p for p in scheduler_of(server).children() if "drafttrace.hooks.writer_process" in p.cmdline()]
+    assert len(writers) == 1
+    writers[0].kill()
+    sender.join(120)
+    assert answers[0]["output_ids"] == expected
+    state = recording.wait(server, asked["id"])
+    assert state["state"] == "incomplete" and "the writer process is gone" in state["reason"]
+    assert len(read_trace(breakable.trace_dir / f"{asked['id']}.h5").table) > 0
+    healthy(breakable)
+
+
 def test_a_dead_writer_thread_is_told(breakable: Any, fault: Callable[[str], None]) -> None:
     """The last test of this server: its writer is gone for good."""
     fault("thread")

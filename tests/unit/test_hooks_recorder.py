@@ -321,9 +321,10 @@ class Gate:
 
 
 def test_a_trace_whose_writing_failed_is_not_there_before_its_file_is_closed(
-    recorder: Recorder, store: Store, monkeypatch: pytest.MonkeyPatch
+    store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the end waiting behind the batch that failed, clients fetched a file that was still cut to its length."""
+    recorder = build(store, writer_process=False)  # so that this process can break what writes
     store.ask("one", {})
     prefill(recorder, [1, 2, 3])
     assert recorder.thread.drain(10)
@@ -346,6 +347,7 @@ def test_a_trace_whose_writing_failed_is_not_there_before_its_file_is_closed(
     state = store.state("one")
     assert state is not None and state.state == "incomplete" and "the disk is full" in (state.reason or "")
     assert not trace_of(store).complete
+    recorder.thread.close()
 
 
 def test_a_request_without_a_trace_is_left_alone(recorder: Recorder, store: Store) -> None:

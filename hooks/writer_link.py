@@ -1,0 +1,170 @@
+"""The server's end of the writer process: starts it with the first trace, and stands for the files in it."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from drafttrace.hooks.host import Step
+from drafttrace.hooks.messages import receive, send
+from drafttrace.hooks.trace_file import TraceFile, Written
+from drafttrace.tracer.capture import Probe
+from drafttrace.tracer.row_hash import Hashes
+from drafttrace.tracer.trace import schema
+from drafttrace.tracer.trace.layout import TraceLayout
+from drafttrace.tracer.trace.texts import pieces_of
+
+logger = logging.getLogger("drafttrace")
+
+_GOODBYE = 10.0  # seconds that a process may take to close its files
+
+
+class OpenFile(Protocol):
+    """A trace file that takes scheduler steps, here or in the writer process."""
+
+    @property
+    def written(self) -> Written: ...
+
+    def append(self, step: Step) -> None: ...
+
+    def append_rank(self, rank: int, rows: schema.Records, hashes: Hashes) -> None: ...
+
+    def finish(
+        self,
+        *,
+        reason: str | None,
+        tokens: Sequence[int],
+        prompt_length: int,
+        request: Mapping[str, Any],
+        probes: Sequence[Probe],
+    ) -> None: ...
+
+
+class WriterFailed(RuntimeError):
+    """What the writer process could not do, in its own words."""
+
+
+class WriterLink:
+    """The writer process of this process, used by one thread. ``apart`` False: there is none, files are written here.
+
+    It is started with the first file, and again with the next one where it died. Where no process can be started, files
+    are written here.
+    """
+
+    def __init__(self, apart: bool = True) -> None:
+        self._apart = apart
+        self._process: subprocess.Popen[bytes] | None = None
+        self._link: socket.socket | None = None
+        self._keys = itertools.count()
+
+    @property
+    def pid(self) -> int | None:
+        """The process, while it runs."""
+        return self._process.pid if self._process is not None and self._process.poll() is None else None
+
+    def open(
+        self, path: Path, layout: TraceLayout, request_id: str, about: Mapping[str, Any], prompt: Sequence[int]
+    ) -> OpenFile:
+        """A new trace file. Raises WriterFailed or an OSError of the same words for a path that cannot be written."""
+        if self._apart and self.pid is None:
+            self._start()
+        if not self._apart:
+            return TraceFile(path, layout, request_id, about, prompt)
+        key = next(self._keys)
+        # As text: what a server's settings are made of is for the process that has SGLang.
+        blocks = {name: pieces_of(value) for name, value in about.items()}
+        self.ask("open", key, path, layout, request_id, blocks, list(prompt))
+        assert self._process is not None
+        return _FileApart(self, self._process, key)
+
+    def ask(
+        self, verb: str, key: int, *arguments: Any, of: subprocess.Popen[bytes] | None = None
+    ) -> Written | None:
+        """Have the process do something and wait for it. of: the process that has the file.
+
+        Raises WriterFailed with its words, also where it is gone.
+        """
+        link = self._link
+        if link is None or (of is not None and of is not self._process):
+            raise WriterFailed("the writer process is gone")
+        try:
+            send(link, (verb, key, *arguments))
+            answer = receive(link)
+        except OSError:
+            answer = None
+        if answer is None:
+            raise WriterFailed(f"the writer process is gone ({self._end()})")
+        problem, written = answer
+        if problem is not None:
+            raise WriterFailed(problem)
+        return written if isinstance(written, Written) else None
+
+    def close(self) -> None:
+        """Let the process close its files and end."""
+        if self._process is not None:
+            self._end()
+
+    def _start(self) -> None:
+        self.close()
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, "-m", "drafttrace.hooks.writer_process", str(theirs.fileno()), str(os.getpid())]
+        # A session of its own: what is sent to the server's group (Ctrl-C) would end it before its last trace.
+        threads = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                env={**os.environ, **threads},
+            )
+        except OSError as error:
+            self._apart = False
+            ours.close()
+            logger.warning("drafttrace: no writer process (%s); traces are written by the scheduler itself", error)
+        else:
+            self._link = ours
+        finally:
+            theirs.close()
+
+    def _end(self) -> str:
+        """Part with the process; how it ended."""
+        link, self._link = self._link, None
+        process, self._process = self._process, None
+        if link is not None:
+            link.close()
+        if process is None:
+            return "it was not there"
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return f"exit code {process.wait(_GOODBYE)}"
+        return "it does not end"
+
+
+class _FileApart:
+    """A file in the writer process."""
+
+    def __init__(self, link: WriterLink, process: subprocess.Popen[bytes], key: int) -> None:
+        self._link, self._process, self._key = link, process, key
+        self.written = Written()
+
+    def append(self, step: Step) -> None:
+        self._ask("append", step)
+
+    def append_rank(self, rank: int, rows: schema.Records, hashes: Hashes) -> None:
+        self._ask("append_rank", rank, rows, hashes)
+
+    def finish(self, *, request: Mapping[str, Any], **end: Any) -> None:
+        self._ask("finish", {**end, "request": pieces_of(request)})
+
+    def _ask(self, verb: str, *arguments: Any) -> None:
+        written = self._link.ask(verb, self._key, *arguments, of=self._process)
+        if written is not None:
+            self.written = written

@@ -1,0 +1,252 @@
+"""Trace files that a process of their own writes: the same files, and everything that can happen to that process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import psutil
+import pytest
+
+from drafttrace.hooks.host import HostFrame, HostPart, Step
+from drafttrace.hooks.identity import RowGroup
+from drafttrace.hooks.messages import receive, send
+from drafttrace.hooks.trace_file import TraceFile
+from drafttrace.hooks.writer_link import OpenFile, WriterFailed, WriterLink
+from drafttrace.tracer.capture import Phase, Probe
+from drafttrace.tracer.rows import DType
+from drafttrace.tracer.trace import schema
+from drafttrace.tracer.trace.layout import TensorSpec, TraceLayout
+from drafttrace.tracer.trace.reader import read_trace
+
+LAYOUT = TraceLayout((TensorSpec("aux/0", 8, DType.BF16), TensorSpec("boundary/1", 8, DType.BF16)))
+
+
+def step(at: int, rows: int = 3, width: int = 8) -> Step:
+    """A scheduler step with ``rows`` prompt rows from position ``at`` on."""
+    states = (np.arange(rows * width).reshape(rows, width) + 100 * at).astype(np.uint16)
+    position = np.arange(at, at + rows)
+    parts = {name: HostPart(states) for name in ("aux/0", "boundary/1")}
+    frame = HostFrame(
+        "target", RowGroup(Phase.PREFILL, -1, 0), rows, -1, at, position, position + 50, live_rows=rows, parts=parts
+    )
+    return Step((frame,), None, None)
+
+
+def fill(file: OpenFile, steps: int = 2, rows: int = 3) -> None:
+    for number in range(steps):
+        file.append(step(number * rows, rows))
+
+
+def end(file: OpenFile) -> None:
+    file.finish(
+        reason=None,
+        tokens=list(range(7)),
+        prompt_length=6,
+        request={"rounds": 0},
+        probes=[Probe("aux/0", 2, 2, 6, 0)],
+    )
+
+
+def open_file(link: WriterLink, path: Path, **about: Any) -> OpenFile:
+    return link.open(path, LAYOUT, "drafttrace-x", about, [1, 2, 3])
+
+
+def test_the_process_writes_the_file_that_a_thread_would(tmp_path: Path) -> None:
+    made = {}
+    for name, apart in (("apart", True), ("here", False)):
+        link = WriterLink(apart)
+        file = open_file(link, tmp_path / f"{name}.h5", environment={"sglang": "0.5.23"})
+        assert isinstance(file, TraceFile) is not apart
+        fill(file)
+        assert file.written.rows == 6
+        end(file)
+        assert (link.pid is not None) is apart
+        link.close()
+        made[name] = read_trace(tmp_path / f"{name}.h5")
+    first, second = made.values()
+    assert first.complete and second.complete
+    assert np.array_equal(first.table.position, second.table.position)
+    assert np.array_equal(first.slots[0].rows.raw(0, 6), second.slots[0].rows.raw(0, 6))
+    assert first.about["request"] == second.about["request"] and first.about["environment"] == {"sglang": "0.5.23"}
+    assert first.probes == second.probes
+
+
+def test_rows_of_a_sweep_that_do_not_connect_are_told_by_the_process(tmp_path: Path) -> None:
+    link = WriterLink()
+    file = open_file(link, tmp_path / "t.h5")
+    first = step(0)
+    without = HostFrame("target", RowGroup(Phase.PREFILL, -1, 0), 1, -1, 0, np.arange(1), np.arange(1), live_rows=1)
+    file.append(Step((without,), None, None))
+    file.append(first)
+    assert file.written.dropped == {"boundary/1": 3}
+    link.close()
+
+
+def test_what_the_process_cannot_do_comes_back_in_its_words(tmp_path: Path) -> None:
+    link = WriterLink()
+    (tmp_path / "t.h5").write_bytes(b"somebody's")
+    with pytest.raises(WriterFailed, match=r"exists|taken"):
+        open_file(link, tmp_path / "t.h5")
+    file = open_file(link, tmp_path / "u.h5")
+    with pytest.raises(WriterFailed, match="could not broadcast"):
+        file.append(step(0, width=9))
+    fill(file)  # neither the file nor the process is lost
+    end(file)
+    link.close()
+    assert read_trace(tmp_path / "u.h5").complete
+
+
+def test_a_killed_process_is_told_and_the_next_trace_gets_another(tmp_path: Path) -> None:
+    link = WriterLink()
+    lost = open_file(link, tmp_path / "lost.h5")
+    fill(lost)
+    assert link.pid is not None
+    os.kill(link.pid, signal.SIGKILL)
+    with pytest.raises(WriterFailed, match=r"the writer process is gone \(exit code -9\)"):
+        lost.append(step(6))
+    file = open_file(link, tmp_path / "next.h5")
+    with pytest.raises(WriterFailed, match="the writer process is gone"):
+        end(lost)  # the file was the other process's
+    fill(file)
+    end(file)
+    link.close()
+    assert read_trace(tmp_path / "next.h5").complete
+    kept = read_trace(tmp_path / "lost.h5")
+    assert not kept.complete and len(kept.table) == 6
+
+
+def test_where_no_process_can_be_started_files_are_written_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
+    link = WriterLink()
+    for name in ("one", "two"):
+        file = open_file(link, tmp_path / f"{name}.h5")
+        fill(file)
+        end(file)
+    assert isinstance(file, TraceFile)
+    assert read_trace(tmp_path / "two.h5").complete
+    assert len([record for record in caplog.records if "no writer process" in record.message]) == 1
+
+
+SERVER = """
+import sys, time
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from test_hooks_writer_process import fill, open_file
+from drafttrace.hooks.writer_link import WriterLink
+link = WriterLink()
+file = open_file(link, Path({path!r}))
+fill(file)
+print(link.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("last", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_the_process_ends_with_its_server_and_closes_the_files(tmp_path: Path, last: signal.Signals) -> None:
+    path = tmp_path / "t.h5"
+    script = SERVER.format(tests=str(Path(__file__).parent), path=str(path))
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
+    ) as server:
+        assert server.stdout is not None
+        writer = psutil.Process(int(server.stdout.readline()))
+        os.killpg(server.pid, last)  # as Ctrl-C does, to the whole group
+        server.wait(30)
+    psutil.wait_procs([writer], timeout=30)
+    assert not writer.is_running() or writer.status() == psutil.STATUS_ZOMBIE
+    with h5py.File(path) as file:
+        assert len(file[f"target/{schema.ROWS}"]) == 6
+    kept = read_trace(path)
+    assert not kept.complete and len(kept.table) == 6
+
+
+def test_the_process_is_small() -> None:
+    """It imports neither torch nor SGLang, whatever the server's settings are made of."""
+    code = "import sys, drafttrace.hooks.writer_process as w; print({'torch', 'sglang'} & set(sys.modules))"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
+    )
+
+
+def test_settings_of_any_type_reach_the_process_as_text(tmp_path: Path) -> None:
+    """They were pickled as they are: the process then imported torch for a dtype among them, half a gigabyte."""
+    import torch
+
+    link = WriterLink()
+    file = open_file(link, tmp_path / "t.h5", server_args={"dtype": torch.bfloat16, "path": tmp_path})
+    assert link.pid is not None
+    maps = Path(f"/proc/{link.pid}/maps")
+    if maps.exists():
+        assert "libtorch" not in maps.read_text()
+    end(file)
+    link.close()
+    assert read_trace(tmp_path / "t.h5").about["server_args"] == {"dtype": "torch.bfloat16", "path": str(tmp_path)}
+
+
+@pytest.mark.parametrize("size", [0, 5, 1 << 15, 1 << 17])
+def test_messages_arrive_as_they_were_sent(size: int) -> None:
+    ours, theirs = socket.socketpair()
+    sent = {"rows": np.arange(size, dtype=np.uint16), "turned": np.arange(6.0).reshape(2, 3).T, "text": "x" * size}
+    found: list[Any] = []
+    reader = threading.Thread(target=lambda: found.append(receive(theirs)))
+    reader.start()
+    send(ours, sent)
+    reader.join(30)
+    assert found[0].keys() == sent.keys() and found[0]["text"] == sent["text"]
+    assert np.array_equal(found[0]["rows"], sent["rows"]) and np.array_equal(found[0]["turned"], sent["turned"])
+    found[0]["rows"][:1] = 7  # nobody else's memory
+    ours.close()
+    assert receive(theirs) is None
+    theirs.close()
+
+
+@pytest.mark.parametrize("cut", [1, 8, 12, 40, 70_000])
+def test_a_message_that_breaks_off_is_none(cut: int) -> None:
+    ours, theirs = socket.socketpair()
+    whole, sink = socket.socketpair()
+    data = bytearray()
+    reader = threading.Thread(target=lambda: data.extend(_all(sink)))
+    reader.start()
+    send(whole, np.zeros(100_000, np.uint8))
+    whole.close()
+    reader.join(30)
+    writer = threading.Thread(target=lambda: (ours.sendall(data[:cut]), ours.close()))
+    writer.start()
+    assert receive(theirs) is None
+    writer.join(30)
+    theirs.close()
+    sink.close()
+
+
+def _all(link: socket.socket) -> bytes:
+    found = bytearray()
+    while piece := link.recv(1 << 16):
+        found += piece
+    return bytes(found)
+
+
+def test_an_orphan_that_hears_nothing_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that the server started meanwhile can hold the other end of the socket open."""
+    from drafttrace.hooks import writer_process
+
+    monkeypatch.setattr(writer_process, "_ORPHAN_SECONDS", 0.05)
+    ours, theirs = socket.socketpair()
+    parents = iter([11, 11, 11, 1])
+    monkeypatch.setattr(os, "getppid", lambda: next(parents))
+    began = time.monotonic()
+    writer_process.serve(theirs, 11)
+    assert time.monotonic() - began < 30 and next(parents, None) is None
+    ours.close()
+    theirs.close()

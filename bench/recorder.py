@@ -16,6 +16,7 @@ not fetched). ``tiny-llama`` has rounds of a few milliseconds: nothing is harder
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -43,6 +44,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CLIENTS = 8
 TOKENS = {"smol": 16}  # of every request; 48 for the pairs that take milliseconds for a round
 MIB = 1 << 20
+_CROWDS = itertools.count()
 NONE, IDLE, TRACED, HIDDEN = "no plugin", "nothing traced", "one of eight traced", "return_hidden_states"
 
 
@@ -85,12 +87,16 @@ def processor_seconds(server: CpuServer) -> float:
 
 
 def crowd(server: CpuServer, tokens: int, round_: int, first: Mapping[str, Any] | None = None) -> Run:
-    """Eight concurrent requests. ``first``: additions to the first one."""
+    """Eight concurrent requests. ``first``: additions to the first one.
+
+    Every crowd of a round asks the same, and none finds its prompts in the prefix cache, where the one before left them.
+    """
     made: list[int] = []
+    own = f"crowd {next(_CROWDS)}"
 
     def send(client: int) -> None:
         ids = [5 + (client * 7 + round_ * 11 + k * 3) % 200 for k in range(24)]
-        extra = (first or {}) if client == 0 else {}
+        extra = {"extra_key": own, **((first or {}) if client == 0 else {})}
         answer = server.generate(input_ids=ids, max_new_tokens=tokens, ignore_eos=True, **extra)
         made.append(answer["meta_info"]["completion_tokens"])
 
@@ -115,11 +121,10 @@ def traced(server: CpuServer) -> dict[str, Any]:
 
 
 def scheduler_memory(server: CpuServer) -> int:
-    """Resident bytes of the scheduler process."""
+    """Resident bytes of the scheduler process and of the processes that it started."""
     children = psutil.Process(server.pid).children(recursive=True)
-    return max(
-        (child.memory_info().rss for child in children if "scheduler" in " ".join(child.cmdline())), default=0
-    )
+    schedulers = (child for child in children if "scheduler" in " ".join(child.cmdline()))
+    return max((sum(p.memory_info().rss for p in (s, *s.children(recursive=True))) for s in schedulers), default=0)
 
 
 def write_speed(folder: Path, *, disk: bool, rows: int = 512, batches: int = 12) -> tuple[float, str]:

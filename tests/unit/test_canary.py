@@ -78,6 +78,14 @@ def test_a_shorter_accept_length_is_decay_or_the_caches(same: drafttrace.Result)
     assert judged(same, canary.WARM, first=observed * 1.5, cold_ok=False).drift == ("decay",)
 
 
+def test_a_server_that_is_wrong_cold_and_warm_is_no_matter_of_the_cache(same: drafttrace.Result) -> None:
+    """The warm run was called `cold-warm` although the cold one before it was `decay`."""
+    finding = replace(same.findings[0], id="cold-warm", severity="fault")
+    warm = replace(same, findings=(finding,), verdict="mismatch")
+    assert judged(warm, canary.WARM).drift == ("cold-warm",)
+    assert judged(warm, canary.WARM, cold_ok=False).drift == ("decay",)
+
+
 def test_a_fault_is_named(same: drafttrace.Result) -> None:
     run = judged(drafttrace.diff(KIMI / "as-trained.h5", KIMI / "fixed.h5"))
     assert run.drift and run.drift[0] in {"slot-shift", "boundary-offset", "wrong-boundary"}

@@ -104,10 +104,16 @@ def formats() -> Iterator[str]:
         "id",
         "what it is",
         "lives in",
+        "`--layer-ids`",
         rows=[
-            ("`drafttrace.trace/1`", "a trace that drafttrace recorded ([the format](trace-format.md))", "file"),
-            *((f"`{one.id}`", cell(one.title), "file") for one in layouts().values()),
-            *((f"`{one.id}`", cell(one.title), "folder") for one in folder_layouts().values()),
+            (
+                "`drafttrace.trace/1`",
+                "a trace that drafttrace recorded ([the format](trace-format.md))",
+                "file",
+                "",
+            ),
+            *((f"`{one.id}`", cell(one.title), "file", cell(one.ids)) for one in layouts().values()),
+            *((f"`{one.id}`", cell(one.title), "folder", cell(one.ids)) for one in folder_layouts().values()),
         ],
     )
     yield "`drafttrace convert` writes: " + ", ".join(f"`{one.value}`" for one in Layout) + "."
@@ -115,8 +121,22 @@ def formats() -> Iterator[str]:
     yield "## What a dump does not say"
     yield ""
     yield (
-        "Most dumps do not name their layers. Say what you know with `--layer-ids` (in the numbering of the dump's own "
-        "project) and `--hidden-size`. A file of no known layout is read with `--slots A,B,C --tokens NAME`, and "
+        "Most dumps do not name their layers. Say what you know with `--layer-ids` and `--hidden-size`. Plain ids such as "
+        "`2,30,58` are in the numbering of the dump's own project, which the table above tells: O(id) is the output of "
+        "layer id, which is B(id+1), and B(id) the stream that enters it. `--layer-ids B3,B31,B59` and `--layer-ids "
+        "O2,O30,O58` say the same whatever the project. Where the table is empty, there are no slots, or the file names "
+        "its own layers, which are believed."
+    )
+    yield ""
+    yield (
+        "SGLang's three forms are read as B(id): `layers.2` of a dumped pass is where B2 enters, and the states that "
+        "`return_hidden_states` gives are those of `model.layers_to_capture`, which counts so, too. The ids in a draft's "
+        "`eagle_config` are other numbers: for most classes of targets `[2, 30, 58]` there is O2,O30,O58, and [for some "
+        "B2,B30,B58](sglang.md#how-layer-ids-become-boundaries); `drafttrace check` prints what they become."
+    )
+    yield ""
+    yield (
+        "A file of no known layout is read with `--slots A,B,C --tokens NAME`, and "
         "`--last NAME`, `--last-norm pre|post`, `--mask NAME` and `--boundaries B2,B30,B58` where it has them; `name[i]` "
         "picks entry i of a list or of the second axis. `inspect`, `diff` (of its REFERENCE, or of LEFT alone), `convert`, "
         "`replay`, `reference` (of its `--from`) and `check` (of its `--dump`) take the same options."
@@ -331,7 +351,8 @@ def sglang() -> Iterator[str]:
         value = "required" if field.default is dataclasses.MISSING else field.default
         if field.name in mib and isinstance(field.default, int):
             value = f"{field.default} ({field.default >> 20} MiB)"
-        rows.append((f"`{variable}`", f"`{field.name}`", "" if value in (None, False) else str(value)))
+        shown = "1" if value is True else "" if value in (None, False) else str(value)
+        rows.append((f"`{variable}`", f"`{field.name}`", shown))
     yield from table("variable", "setting", "default", rows=rows)
     yield from docstring(Settings)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import dump_layouts as made
@@ -11,9 +13,12 @@ import torch
 from dump_reading import read_all
 from safetensors.torch import save_file
 
+from drafttrace.tracer.dumps.folder import open_collection
 from drafttrace.tracer.dumps.registry import Request
 from drafttrace.tracer.errors import DrafttraceError, UnknownFormat
 from drafttrace.tracer.open import open_capture
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_empty_things(tmp_path: Path) -> None:
@@ -134,3 +139,73 @@ def test_weights_given_as_a_file_look_like_a_model(name: str, tmp_path: Path) ->
             UnknownFormat, match=r"holds weights .* looks like a model, which is given with --target"
         ):
             open_capture(str(path))
+
+
+@pytest.mark.parametrize("write", [made.write_ts_eval, made.write_ts_debug])
+def test_every_sample_of_every_file_of_a_folder_has_a_number(write: Callable[[Path], Path], tmp_path: Path) -> None:
+    """Of each file only the first sample had one: half of an evaluation cache of two ranks was there."""
+    path = write(tmp_path)
+    alone = len(open_collection(path).refs)
+    assert alone == 2
+    shutil.copy(path, path.with_name(f"more_{path.name}"))
+    refs = open_collection(tmp_path).refs
+    assert [ref.number for ref in refs] == list(range(2 * alone))
+    assert [ref.inner for ref in refs] == [0, 1, 0, 1]
+    path.write_bytes(path.read_bytes()[:100])  # one that cannot be read is a sample that says why
+    assert len(open_collection(tmp_path).refs) == 1 + alone
+
+
+def test_a_folder_of_answers_is_read(tmp_path: Path) -> None:
+    """It 'holds no file that could be a dump', while each answer was read by itself."""
+    answer = json.loads(made.write_sg_json(tmp_path).read_text())
+    (tmp_path / "answer.json").unlink()
+    (tmp_path / "answer_0.json").write_text(json.dumps(answer))
+    (tmp_path / "answer_1.json").write_text(json.dumps([answer, answer]))
+    (tmp_path / "config.json").write_text("{}")
+    assert [ref.file.name for ref in open_collection(tmp_path).refs] == ["answer_0.json", *["answer_1.json"] * 2]
+    made.write_spec_v1(tmp_path)  # beside tensors, JSON says something of them
+    assert read_all(tmp_path).format == "SPEC-V1"
+
+
+def test_a_folder_of_recorded_traces_is_said_to_be_that(tmp_path: Path) -> None:
+    """'holds the fields about/, draft/, ..., name them with --slots', said of this tool's own traces."""
+    for name in ("fixed.h5", "shifted.h5"):
+        shutil.copy(ROOT / "traces/tiny-kimi" / name, tmp_path)
+    with pytest.raises(
+        UnknownFormat, match=r"fixed\.h5' is a trace that drafttrace recorded, .*; give the trace itself\.$"
+    ):
+        open_collection(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("draft/model.safetensors", "holds weights and no samples"),
+        ("draft/config.json", "looks like a part of a model"),
+        ("dump/data_config.json", "files of its name stand beside them; give the folder of the dump, such as"),
+    ],
+)
+def test_files_that_hold_no_samples_are_said_to_be_that(name: str, words: str, tmp_path: Path) -> None:
+    """'name its fields with --slots and --tokens', said of a model's config.json."""
+    with pytest.raises(UnknownFormat, match=words):
+        open_capture(str(ROOT / "pairs/tiny-kimi" / name))
+    if name.endswith(".safetensors"):  # by its content, whatever it is called
+        shutil.copy(ROOT / "pairs/tiny-kimi" / name, tmp_path / "mine.safetensors")
+        with pytest.raises(UnknownFormat, match=words):
+            open_capture(str(tmp_path / "mine.safetensors"))
+
+
+def test_the_passes_of_a_tensor_parallel_server_are_those_of_one_rank(tmp_path: Path) -> None:
+    """Every sample was there once for each rank, so none was found by its tokens."""
+    first = made.write_sg_pass(tmp_path).parent
+    second = tmp_path / "TP1_PP0_Rank1_pid78"
+    shutil.copytree(first, second)
+    found = open_collection(tmp_path)
+    assert [ref.file.parent for ref in found.refs] == [first]
+    assert "rank 0 of 2 ranks" in found.read(found.refs[0], Request()).notes
+    assert len(open_collection(second).refs) == 1
+    shutil.copytree(first, tmp_path / "TP0_PP0_Rank0_pid99")
+    with pytest.raises(
+        DrafttraceError, match=r"holds 2 runs \('TP0_PP0_Rank0_pid77', 'TP0_PP0_Rank0_pid99'\); give one"
+    ):
+        open_collection(tmp_path)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import dump_layouts as made
@@ -11,7 +13,8 @@ import torch
 from dump_layouts import CASES, Case
 
 from drafttrace.tracer.capture import Capture
-from drafttrace.tracer.dumps.registry import Request
+from drafttrace.tracer.dumps.registry import Request, folder_layouts, layouts
+from drafttrace.tracer.layer_ids import parse_ids
 from drafttrace.tracer.open import open_capture
 
 
@@ -84,6 +87,53 @@ def test_format_can_be_forced(case: Case, tmp_path: Path) -> None:
     sample = 0 if case.id.startswith("TS-") else None
     request = Request(**case.request)
     assert open_capture(str(path), format=case.id.lower(), request=request, sample=sample).format == case.id
+
+
+@pytest.mark.parametrize("letter", ["B", "O"])
+@pytest.mark.parametrize("case", CASES, ids=IDS)
+def test_layer_ids_with_a_letter_mean_the_same_in_every_layout(case: Case, letter: str, tmp_path: Path) -> None:
+    """Plain ids are O(id) for some projects and B(id) for others, and nobody could say which he means."""
+    if case.declared is not None or not case.slots:
+        return
+    said, numbering = parse_ids(",".join(f"{letter}{k - (letter == 'O')}" for k in case.slots))
+    request = Request(**{**case.request, "layer_ids": said, "numbering": numbering})
+    sample = 0 if case.id.startswith("TS-") else None
+    capture = open_capture(str(case.write(tmp_path)), request=request, sample=sample)
+    assert capture.wiring == case.slots
+    assert {slot.source for slot in capture.slots} == {f"layer ids given by the user, {letter}(id)"}
+    assert not any("--layer-ids" in note for note in capture.notes)
+
+
+@pytest.mark.parametrize("case", CASES, ids=IDS)
+def test_the_table_of_formats_says_what_a_plain_id_means(case: Case) -> None:
+    table = {**layouts(), **folder_layouts()}
+    told = table[case.id].ids
+    if case.id in {"SG-PASS", "SG-DUMPER"}:
+        assert told == "B(id)"
+    elif case.declared is not None and case.id != "SPEC-V1":
+        assert told == ""
+    elif case.slots:
+        assert told.split(";")[0] == ("O(id)" if case.id in OUTPUT_NUMBERED else "B(id)")
+
+
+@pytest.mark.parametrize("write", [made.write_sg_pass, made.write_sg_dumper, made.write_sg_json])
+@pytest.mark.parametrize(
+    ("said", "wiring"), [("2,4,5", (2, 4, 5)), ("B2,B4,B5", (2, 4, 5)), ("O1,O3,O4", (2, 4, 5))]
+)
+def test_plain_layer_ids_are_boundaries_in_all_that_sglang_writes(
+    write: Callable[[Path], Path], said: str, wiring: tuple[int, ...], tmp_path: Path
+) -> None:
+    path = write(tmp_path)
+    if path.suffix == ".json":  # of a target that captures aux states
+        answer = json.loads(path.read_text())
+        answer["meta_info"]["hidden_states"] = [made.aux().float().tolist()]
+        path.write_text(json.dumps(answer))
+    ids, numbering = parse_ids(said)
+    request = Request(hidden_size=made.H, layer_ids=ids, numbering=numbering)
+    capture = open_capture(str(path), request=request)
+    assert capture.wiring == wiring
+    for slot, k in zip(capture.slots, wiring, strict=True):
+        assert np.array_equal(slot.rows.floats(), made.state(k).float().numpy())
 
 
 @pytest.mark.parametrize("case", CASES, ids=IDS)

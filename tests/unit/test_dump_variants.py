@@ -22,6 +22,7 @@ from drafttrace.tracer.dumps.build import STATE_FIELDS
 from drafttrace.tracer.dumps.registry import Request
 from drafttrace.tracer.errors import DrafttraceError
 from drafttrace.tracer.inspecting import Inspection, inspect_capture
+from drafttrace.tracer.open import open_capture
 from drafttrace.tracer.rows import Rows
 
 
@@ -186,16 +187,22 @@ def test_a_padded_pass_is_one_request(tmp_path: Path) -> None:
         assert inspected(case, path).sample_count == 1
 
 
-def test_a_dumped_step_of_two_requests_says_that_the_first_is_read(tmp_path: Path) -> None:
+def test_every_request_of_a_dumped_step_is_a_sample(tmp_path: Path) -> None:
+    """Only the first one could be read: nothing named the others."""
     folder = made.write_sg_dumper(tmp_path)
 
     def two(name: str, tensor: torch.Tensor) -> torch.Tensor:
         return torch.cat([tensor, tensor[:4]]) if LENGTH in tensor.shape else tensor
 
     rewrite(folder, two)
-    capture = opened(next(case for case in ALL if case.id == "SG-DUMPER"), folder)
-    assert capture.tokens.tolist() == made.tokens().tolist()
-    assert "the first of the 2 requests of the step" in capture.notes
+    first, second = (open_capture(f"{folder}#{number}") for number in (0, 1))
+    assert first.tokens.tolist() == made.tokens().tolist()
+    assert second.tokens.tolist() == made.tokens()[:4].tolist()
+    assert np.array_equal(first.boundaries[3].floats(), made.state(3).float().numpy())
+    assert np.array_equal(second.boundaries[3].floats(), made.state(3)[:4].float().numpy())
+    assert "request 1 of the 2 of step 0" in second.notes
+    with pytest.raises(DrafttraceError, match="has no sample 2"):
+        open_capture(f"{folder}#2")
 
 
 # --- broken rows ---------------------------------------------------------------------------------------------

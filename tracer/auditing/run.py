@@ -57,10 +57,7 @@ def run(order: Order, settings: Settings, progress: Progress | None = None) -> N
 
 
 def _planned(order: Order, settings: Settings) -> Sequence[Job]:
-    from drafttrace.tracer.dumps.registry import Request
-
-    request = Request(hidden_size=settings.hidden_size, layer_ids=settings.layer_ids, lenient=True)
-    jobs = list(plan(order.folder, order.against, order.format, request))
+    jobs = list(plan(order.folder, order.against, order.format, settings.request(lenient=True)))
     return jobs[: order.limit] if order.limit else jobs
 
 

@@ -18,24 +18,38 @@ if TYPE_CHECKING:
     from drafttrace.compare.result import Result
     from drafttrace.tracer.capture import Capture
     from drafttrace.tracer.dumps.folder import Collection
+    from drafttrace.tracer.dumps.registry import Request
 
 
 @dataclass(frozen=True)
 class Settings:
     """What holds for every job.
 
-    thresholds: as ``--threshold`` gives them. hidden_size, layer_ids: what the dump does not say. max_new_tokens,
-    token, api_key, timeout, keep: for a server (keep: a folder for the traces, None to drop them).
+    thresholds: as ``--threshold`` gives them. hidden_size, layer_ids, numbering: what the dump does not say.
+    max_new_tokens, token, api_key, timeout, keep: for a server (keep: a folder for the traces, None to drop them).
     """
 
     thresholds: tuple[str, ...] = ()
     hidden_size: int | None = None
     layer_ids: tuple[int, ...] | None = None
+    numbering: str = ""
     max_new_tokens: int = 16
     token: str | None = None
     api_key: str | None = None
     timeout: float = 600.0
     keep: str | None = None
+
+    def request(self, *, tokens_only: bool = False, lenient: bool = False) -> Request:
+        """What the dump does not say, as its readers take it."""
+        from drafttrace.tracer.dumps.registry import Request
+
+        return Request(
+            hidden_size=self.hidden_size,
+            layer_ids=self.layer_ids,
+            numbering=self.numbering,
+            tokens_only=tokens_only,
+            lenient=lenient,
+        )
 
 
 def run_job(job: Job, settings: Settings) -> Outcome:
@@ -99,12 +113,11 @@ def _file_name(source: Source) -> str:
 
 def open_source(source: Source, settings: Settings, like: Capture | None, *, tokens_only: bool = False) -> Capture:
     """The capture of one source; like: the other side of the comparison. Raises DrafttraceError."""
-    from drafttrace.tracer.dumps.registry import Request
     from drafttrace.tracer.open import open_capture, read_sample
 
     if source.format is None:
         return open_capture(source.path)
-    request = Request(hidden_size=settings.hidden_size, layer_ids=settings.layer_ids, tokens_only=tokens_only)
+    request = settings.request(tokens_only=tokens_only)
     collection = _collection(source.path, source.format, request)
     number = source.number if source.number is not None else collection.refs[0].number
     return read_sample(collection, number, like, request)

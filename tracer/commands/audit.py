@@ -11,8 +11,9 @@ import typer
 
 from drafttrace.tracer import output
 from drafttrace.tracer.commands.common import CAUSE, Json, Quiet, Verbose, examples
-from drafttrace.tracer.commands.reading import HiddenSize, LayerIds, parse_ids
+from drafttrace.tracer.commands.reading import HiddenSize, LayerIds
 from drafttrace.tracer.errors import DrafttraceError
+from drafttrace.tracer.layer_ids import parse_ids
 
 _SERVER = "Against a server"
 
@@ -86,10 +87,12 @@ def audit(
     DEFAULT.replaced(bounds)  # a wrong one is told before any work
     if out.is_dir() or not out.absolute().parent.is_dir():
         raise DrafttraceError(f"The output '{out}' cannot be written; give a file name in a folder that exists.")
+    ids, numbering = parse_ids(layer_ids)
     settings = Settings(
         thresholds=bounds,
         hidden_size=hidden_size,
-        layer_ids=parse_ids(layer_ids),
+        layer_ids=ids,
+        numbering=numbering,
         max_new_tokens=max_new_tokens,
         token=token,
         api_key=api_key,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from drafttrace.tracer.errors import DrafttraceError
+from drafttrace.tracer.layer_ids import parse_ids
 
 if TYPE_CHECKING:
     from drafttrace.tracer.dumps.registry import FieldMap, Request
@@ -23,7 +24,8 @@ LayerIds = Annotated[
     typer.Option(
         "--layer-ids",
         metavar="2,30,58",
-        help="The layer ids of the dump, in the numbering of its own project.",
+        help="The layer ids of the dump, in the numbering of its own project (SGLang's dumps: B(id)), or in one that you "
+        "name: B3,B31,B59 or O2,O30,O58.",
         rich_help_panel=PANEL,
     ),
 ]
@@ -95,7 +97,8 @@ def said(
     from drafttrace.tracer.dumps.registry import Request
 
     mapping = _mapping(slots, tokens, last, last_norm, mask, boundaries)
-    return Said(mapping, Request(hidden_size=hidden_size, layer_ids=parse_ids(layer_ids)))
+    ids, numbering = parse_ids(layer_ids)
+    return Said(mapping, Request(hidden_size=hidden_size, layer_ids=ids, numbering=numbering))
 
 
 def _mapping(
@@ -120,13 +123,3 @@ def _mapping(
     from drafttrace.tracer.dumps.from_mapping import parse_fields
 
     return parse_fields(slots, tokens, last, last_norm=last_norm or "unknown", mask=mask, boundaries=boundaries)
-
-
-def parse_ids(text: str | None) -> tuple[int, ...] | None:
-    """Layer ids as numbers, in any project's numbering. Raises DrafttraceError for what are none."""
-    if text is None:
-        return None
-    try:
-        return tuple(int(part) for part in text.strip("[] ").split(","))
-    except ValueError:
-        raise DrafttraceError(f"The layer ids '{text}' are no numbers; write them like 2,30,58.") from None

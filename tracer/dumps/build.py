@@ -228,16 +228,14 @@ class Convention:
     rule: str
     canonical: bool = True
 
-    def boundary(self, layer_id: int) -> int:
-        return layer_id + 1 if self.letter == "O" else layer_id
-
     def resolve(self, request: Request, count: int) -> tuple[list[int | None] | None, str]:
         """Boundaries of ``count`` slots and where they come from. Without ids from the user they stay unknown, and
         the source says what the project would have done. Raises DrafttraceError for another number of ids."""
         check_ids(request, {count})
         if request.layer_ids is not None and len(request.layer_ids) == count:
-            ids: list[int | None] = [self.boundary(k) for k in request.layer_ids]
-            return ids, f"{USER_SAID}, {self.letter}(id)"
+            letter = request.numbering or self.letter
+            ids: list[int | None] = [k + (letter == "O") for k in request.layer_ids]
+            return ids, f"{USER_SAID}, {letter}(id)"
         n = request.layers
         usual = canonical_wiring(n) if self.canonical and n is not None and count == 3 else None
         return None, f"{assumed(usual, n)}: {self.rule}; the file records no layer ids"

@@ -19,7 +19,8 @@ def held_against(capture: Capture, request: Request) -> Capture:
     if said is None or len(sources) != 1 or None in wiring or capture.format == "MAPPED":
         return capture
     source = sources.pop()
-    meant = [k + ("O(id)" in source) for k in said[: len(wiring)]]
+    outputs = request.numbering == "O" or (not request.numbering and "O(id)" in source)
+    meant = [k + outputs for k in said[: len(wiring)]]
     if source.startswith(USER_SAID) or tuple(meant) == tuple(wiring):
         return capture
     recorded = f"the file records {wiring_name(wiring)}, which is believed ({source})"

@@ -11,6 +11,8 @@ from pathlib import Path
 from drafttrace.tracer.capture import Capture
 from drafttrace.tracer.dumps import build
 from drafttrace.tracer.dumps.document import Document, open_document
+from drafttrace.tracer.dumps.no_samples import WEIGHTS, is_sidecar, refuse_no_samples
+from drafttrace.tracer.dumps.numbering import inside, numbered
 from drafttrace.tracer.dumps.registry import (
     MOST_SAMPLES,
     FolderLayout,
@@ -19,17 +21,12 @@ from drafttrace.tracer.dumps.registry import (
     SampleRef,
     folder_layouts,
     layouts,
+    refuse_runs,
 )
 from drafttrace.tracer.errors import DrafttraceError, UnknownFormat, UnreadableFile
 
-_SUFFIXES = (".pt", ".ckpt", ".ckpt.gz", ".pt.gz", ".pth", ".bin", ".safetensors", ".npz", ".h5", ".hdf5", ".json")
-# Files that stand beside samples and are none.
-_SIDECARS = re.compile(
-    r"(vocab_mapping|token_freq|cache|d2t|t2d|t2d_d2t|target_embeddings|target_weights|adapter_model"
-    r"|model(-\d+-of-\d+)?|pytorch_model(-\d+-of-\d+)?|sglang_meta|vllm_meta|optimizer|scheduler|rng_state.*"
-    r"|training_args)\.(pt|bin|safetensors|pth)$|\.json$"
-)
-_WEIGHTS = re.compile(r"(adapter_model|model|pytorch_model)(-\d+-of-\d+)?\.(bin|safetensors|pth?)(\.index\.json)?")
+_SUFFIXES = (".pt", ".ckpt", ".ckpt.gz", ".pt.gz", ".pth", ".bin", ".safetensors", ".npz", ".h5", ".hdf5")
+_TEXT = ".json"
 _PROBES = 12
 
 
@@ -97,12 +94,8 @@ def open_collection(path: Path, format_id: str | None = None, request: Request |
     if format_id is not None:
         _refuse_folder_format(path, format_id)
     document = open_document(path)
-    try:
-        layout, why = recognise(document, format_id, asked)
-    except UnknownFormat:
-        _refuse_part_of_folder(path)
-        raise
-    return Collection(path, layout, why, _inside(layout, document))
+    layout, why = recognise(document, format_id, asked)
+    return Collection(path, layout, why, inside(layout, document))
 
 
 def _refuse_folder_format(path: Path, format_id: str) -> None:
@@ -118,39 +111,6 @@ def _refuse_folder_format(path: Path, format_id: str) -> None:
     raise UnknownFormat(
         f"{layout.id} is the format of a folder, and '{path}' is a file; give the folder '{path.parent}'."
     )
-
-
-def _refuse_part_of_folder(path: Path) -> None:
-    """Raise UnknownFormat for a model's weights, and where a file that means nothing alone stands in a folder that is a
-    dump."""
-    if _WEIGHTS.fullmatch(path.name):
-        raise UnknownFormat(
-            f"The file '{path}' holds weights and no samples: it looks like a model, which is given with "
-            "--target or --draft; give the folder of the dump that the trainer wrote."
-        )
-    for layout in folder_layouts().values():
-        try:
-            found = layout.detect(path.parent) is not None
-        except DrafttraceError:  # of a file beside it, which nobody asked for
-            continue
-        if found:
-            raise UnknownFormat(
-                f"The file '{path}' is a part of a {layout.title} ({layout.id}) and means nothing alone; give the folder "
-                f"'{path.parent}'."
-            )
-
-
-def _inside(layout: Layout, document: Document) -> list[SampleRef]:
-    """The samples in one file. Raises UnreadableFile where there are none, or more than anybody has."""
-    count = layout.count(document)
-    if count == 0:
-        raise UnreadableFile(f"The file '{document.path}' holds no samples; dump it again.")
-    if count > MOST_SAMPLES:
-        raise UnreadableFile(
-            f"The file '{document.path}' claims {count:,} samples, and {MOST_SAMPLES:,} is the most that drafttrace lists; "
-            "dump fewer into one file."
-        )
-    return [SampleRef(k, document.path, k) for k in range(count)]
 
 
 def recognise(document: Document, format_id: str | None, request: Request) -> tuple[Layout, str]:
@@ -171,6 +131,7 @@ def detect(document: Document, request: Request) -> tuple[Layout, str]:
                 f"--hidden-size is {said}, and '{document.path}', which is {names} without it, has no state of that width; "
                 "leave the option out, or correct it."
             )
+        refuse_no_samples(document)
         raise UnknownFormat(
             f"The file '{document.path}' holds {_contents(document)}, which is no dump format that drafttrace knows; "
             "name its fields with --slots and --tokens, or the format with --format."
@@ -234,11 +195,7 @@ def _run_folder(path: Path, format_id: str | None) -> Path:
     ]
     if not runs or any(not any(run in file.parents for run in runs) for file in sample_files(path)):
         return path
-    if len(runs) > 1:
-        named = ", ".join(f"'{run.name}'" for run in runs[:5]) + (", ..." if len(runs) > 5 else "")
-        raise DrafttraceError(
-            f"The folder '{path}' holds {len(runs)} runs ({named}); give one, such as '{runs[-1]}'."
-        )
+    refuse_runs(path, runs)
     return runs[0]
 
 
@@ -262,7 +219,7 @@ def _open_folder(path: Path, format_id: str | None, request: Request) -> Collect
         _refuse_folder_format(path, format_id)
     files = sample_files(path)
     if not files:
-        model = next((file.name for file in _walk(path) if _WEIGHTS.fullmatch(file.name)), None)
+        model = next((file.name for file in _walk(path) if WEIGHTS.fullmatch(file.name)), None)
         if model is not None:
             raise UnknownFormat(
                 f"The folder '{path}' holds weights ('{model}') and no samples: it looks like a model, which is given with "
@@ -275,7 +232,7 @@ def _open_folder(path: Path, format_id: str | None, request: Request) -> Collect
     if format_id is not None:
         return _asked_for(path, files, format_id, request)
     layout, reason = _common_layout(path, files, request)
-    return Collection(path, layout, reason, _numbered(layout, files))
+    return Collection(path, layout, reason, numbered(path, layout, files))
 
 
 def _asked_for(folder: Path, files: Sequence[Path], format_id: str, request: Request) -> Collection:
@@ -296,21 +253,22 @@ def _asked_for(folder: Path, files: Sequence[Path], format_id: str, request: Req
     problems: list[DrafttraceError] = []
     probed = [is_other(path) for path in _spread(files)]
     if set(probed) == {False}:
-        return Collection(folder, layout, layout.title, _numbered(layout, files))
+        return Collection(folder, layout, layout.title, numbered(folder, layout, files))
     others = [is_other(path) for path in files]
     if False in others:
         chosen = [path for path, other in zip(files, others, strict=True) if other is not True]
-        refs = _numbered(layout, chosen)
+        refs = numbered(folder, layout, chosen)
         return Collection(folder, layout, layout.title, refs, left_out=len(files) - len(chosen))
     if True not in others:
         raise problems[0]
-    return Collection(folder, layout, build.FORCED, _numbered(layout, files), overruled=True)
+    return Collection(folder, layout, build.FORCED, numbered(folder, layout, files), overruled=True)
 
 
 def sample_files(folder: Path) -> list[Path]:
     """Every file below a folder that could be a sample, in natural order; links to folders are followed once."""
-    files = [path for path in _walk(folder) if path.name.endswith(_SUFFIXES) and not _SIDECARS.search(path.name)]
-    return sorted(files, key=lambda path: _natural(str(path.relative_to(folder))))
+    files = [path for path in _walk(folder) if path.name.endswith((*_SUFFIXES, _TEXT)) and not is_sidecar(path)]
+    tensors = [path for path in files if path.suffix != _TEXT]  # beside these, JSON says something of them
+    return sorted(tensors or files, key=lambda path: _natural(str(path.relative_to(folder))))
 
 
 def _walk(folder: Path) -> Iterator[Path]:
@@ -374,19 +332,3 @@ def _common_layout(folder: Path, files: Sequence[Path], request: Request) -> tup
         )
     layout, why, _path = next(iter(seen.values()))
     return layout, why
-
-
-def _numbered(layout: Layout, files: Sequence[Path]) -> list[SampleRef]:
-    """Samples numbered as the file names number them where those numbers are distinct, else by position."""
-    if len(files) == 1:
-        return _inside(layout, open_document(files[0]))
-    numbers = [_number(path) for path in files]
-    if None not in numbers and len(set(numbers)) == len(numbers):
-        return [SampleRef(number, path) for number, path in zip(numbers, files, strict=True) if number is not None]
-    return [SampleRef(k, path) for k, path in enumerate(files)]
-
-
-def _number(path: Path) -> int | None:
-    """The number in a name such as ``data_17.ckpt`` or ``hs_17.safetensors``; None where there is none or several."""
-    found = re.findall(r"\d+", path.name.split(".", 1)[0])
-    return int(found[0]) if len(found) == 1 and len(found[0]) <= 12 else None

@@ -71,7 +71,7 @@ def _samples(folder: Path) -> Sequence[SampleRef]:
                 f"cache may have {MOST_SAMPLES:,}; give a part of it, or write it again."
             )
         refs.extend(SampleRef(first + k, shard, k) for k in range(ids.shape[0]))
-    return [_Ref(ref.number, ref.file, ref.inner, len(refs)) for ref in refs]
+    return [_Ref(ref.number, ref.file, ref.inner, held=len(refs)) for ref in refs]
 
 
 def _count_notes(manifest: dict[str, Any], ref: SampleRef) -> tuple[str, ...]:

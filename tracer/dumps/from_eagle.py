@@ -104,5 +104,5 @@ def _read_target(document: Document, _inner: int, request: Request) -> Capture:
 
 register(Layout("EAGLE12-CKPT", "EAGLE-1/2 or HASS", _detect_eagle, _read_eagle))
 register(Layout("BALD-PLAIN", "BaldEagle, plain", _detect_plain, _read_plain))
-register(Layout("BALD-FUSED", "BaldEagle, fused features", _detect_fused, _read_fused))
-register(Layout("BALD-TARGET", "BaldEagle, variant of its issue #18", _detect_target, _read_target))
+register(Layout("BALD-FUSED", "BaldEagle, fused features", _detect_fused, _read_fused, ids="B(id)"))
+register(Layout("BALD-TARGET", "BaldEagle, variant of its issue #18", _detect_target, _read_target, ids="B(id)"))

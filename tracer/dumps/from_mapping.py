@@ -7,6 +7,7 @@ entry i of a list, or of the second axis of a ``[L, K, H]`` tensor. One slot wid
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -70,7 +71,7 @@ def _read(document: Document, _inner: int, request: Request) -> Capture:
     if fields.last is not None:
         state = _single(document, fields.last)
         last = build.last_state(fields.last, state, Norm(fields.last_norm), "given by the user")
-    ids = fields.boundaries
+    ids = _boundaries(path, request)
     if ids is not None and len(ids) != len(parts):
         raise DrafttraceError(
             f"{len(ids)} boundaries are given for the {len(parts)} slots of '{path}'; give one each."
@@ -93,6 +94,24 @@ def _read(document: Document, _inner: int, request: Request) -> Capture:
         valid_length=len(tokens),
         notes=() if fields.tokens is not None else ("no tokens: their field was not named",),
     )
+
+
+def _boundaries(path: Path, request: Request) -> tuple[int, ...] | None:
+    """What the user says of the slots: as boundaries, or as layer ids with the letter of their numbering."""
+    said, named = request.layer_ids, request.fields.boundaries
+    if said is None:
+        return named
+    listed = ", ".join(f"{request.numbering}{k}" for k in said)
+    if named is not None:
+        raise DrafttraceError(
+            f"--layer-ids {listed} and --boundaries both name the slots of '{path}'; give one of the two."
+        )
+    if not request.numbering:
+        raise DrafttraceError(
+            f"'{path}' is of no known project, in whose numbering the layer ids {listed} could be; write them as B(id) or "
+            "O(id), like B3,B31,B59."
+        )
+    return tuple(k + (request.numbering == "O") for k in said)
 
 
 def _slots(document: Document, name: str, request: Request) -> list[Rows]:
@@ -185,4 +204,4 @@ def _names(value: Any) -> str:
     return ", ".join(repr(name) for name in names[:12]) + (", ..." if len(names) > 12 else "")
 
 
-register(Layout("MAPPED", "any file, with --slots and --tokens", _detect, _read))
+register(Layout("MAPPED", "any file, with --slots and --tokens", _detect, _read, ids="with a letter"))

@@ -104,6 +104,10 @@ def _read_raw(document: Document, inner: int, request: Request) -> Capture:
     )
 
 
-register(Layout("MO-PT", "NVIDIA Model-Optimizer", _detect, _read))
+register(
+    Layout(
+        "MO-PT", "NVIDIA Model-Optimizer", _detect, _read, ids="O(id); B(id) where it says hidden_states_prenorm"
+    )
+)
 register(Layout("MO-TRT-RAW", "TensorRT-LLM hidden states before post-processing", _detect_raw, _read_raw,
-                lambda document: len(_raw(document)) or 1))  # fmt: skip
+                lambda document: len(_raw(document)) or 1, ids="O(id)"))  # fmt: skip

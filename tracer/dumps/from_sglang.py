@@ -21,20 +21,51 @@ from drafttrace.tracer.boundary import canonical_wiring
 from drafttrace.tracer.capture import Capture, Ints, LastState, Norm, Slot
 from drafttrace.tracer.dumps import build
 from drafttrace.tracer.dumps.document import Document, open_document
-from drafttrace.tracer.dumps.registry import FolderLayout, Layout, Request, SampleRef, register
+from drafttrace.tracer.dumps.registry import (
+    FolderLayout,
+    Layout,
+    Request,
+    SampleRef,
+    refuse_runs,
+    refuse_too_many,
+    register,
+)
 from drafttrace.tracer.dumps.tensor import Tensor
-from drafttrace.tracer.errors import UnreadableFile
+from drafttrace.tracer.errors import DrafttraceError, UnreadableFile
 from drafttrace.tracer.rows import Rows
 
 _SOURCE = "module name: the second output of layers.k.input_layernorm is the stream entering layer k"
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d{1,4})\.input_layernorm$")
 _EMBED = re.compile(r"(?:^|\.)(?:embed_tokens|embeddings|wte)$")
 _NORM = re.compile(r"(?:^|\.)(?:model|backbone)\.norm$")
+_NEEDED = ("input_ids", "positions")
+_LENGTHS = "seq_lens"
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """The rows of a forward pass: token ids and positions of all, ``[rows]``.
+
+    lengths: of every request, tokens of earlier passes included (SGLang's ``seq_lens``); None where they are not there.
+    """
+
+    tokens: Ints
+    positions: Ints
+    lengths: Ints | None = None
+
+    @property
+    def runs(self) -> list[tuple[int, int]]:
+        """The rows of each request, without those that the batch was padded with.
+
+        Rows at consecutive positions may be of two requests, such as two decode steps: the lengths tell them apart.
+        """
+        positions = self.positions[: _unpadded(self.tokens, self.positions)]
+        return _runs_of_lengths(positions, self.lengths) or _runs(positions)
 
 
 @dataclass(frozen=True)
 class _Pass:
-    """One forward pass: boundaries ``{k: [rows, H]}``, last state after the norm, ids and positions of all rows.
+    """One forward pass: boundaries ``{k: [rows, H]}``, last state after the norm, and the rows that it has.
 
     layers: how many layers have a norm of their input. odd: outputs of the residual stream that have another number of
     rows, and are left out.
@@ -42,18 +73,12 @@ class _Pass:
 
     boundaries: dict[int, Tensor]
     last: Tensor | None
-    tokens: Ints
-    positions: Ints
+    batch: _Batch
     layers: int | None = None
     odd: tuple[str, ...] = ()
 
-    @property
-    def runs(self) -> list[tuple[int, int]]:
-        """The rows of each request, without those that the batch was padded with."""
-        return _runs(self.positions[: _unpadded(self.tokens, self.positions)])
 
-
-def _collect(outputs: Mapping[str, Sequence[Tensor]], tokens: Ints, positions: Ints) -> _Pass:
+def _collect(outputs: Mapping[str, Sequence[Tensor]], batch: _Batch) -> _Pass:
     """outputs: module name -> its output tensors in order."""
     found: dict[int, Tensor] = {}
     last = None
@@ -72,13 +97,13 @@ def _collect(outputs: Mapping[str, Sequence[Tensor]], tokens: Ints, positions: I
             final = tensors[1] if len(tensors) == 2 else None
     if final is not None and top >= 0:
         found[top + 1] = final
-    count = len(tokens)
+    count = len(batch.tokens)
     fits = {k: tensor for k, tensor in sorted(found.items()) if tensor.shape and tensor.shape[0] == count}
     odd = [f"B{k} {list(tensor.shape)}" for k, tensor in sorted(found.items()) if k not in fits]
     if last is not None and (not last.shape or last.shape[0] != count):
         odd.append(f"norm {list(last.shape)}")
         last = None
-    return _Pass(fits, last, tokens, positions, top + 1 if top >= 0 else None, tuple(odd))
+    return _Pass(fits, last, batch, top + 1 if top >= 0 else None, tuple(odd))
 
 
 def _unpadded(tokens: Ints, positions: Ints) -> int:
@@ -95,8 +120,23 @@ def _runs(positions: Ints) -> list[tuple[int, int]]:
     return list(itertools.pairwise(cuts))
 
 
+def _runs_of_lengths(positions: Ints, lengths: Ints | None) -> list[tuple[int, int]]:
+    """Rows of one request each, of which the last one stands at its length - 1; none where the lengths do not fit."""
+    found: list[tuple[int, int]] = []
+    start = 0
+    for length in [] if lengths is None else lengths.tolist():
+        if start == len(positions):  # the requests that a batch is padded with
+            break
+        stop = start + length - int(positions[start])
+        if not start < stop <= len(positions) or (np.diff(positions[start:stop]) != 1).any():
+            return []
+        found.append((start, stop))
+        start = stop
+    return found if start == len(positions) else []
+
+
 def _capture(path: Path, layout: str, why: str, found: _Pass, run: int, request: Request) -> Capture:
-    runs = found.runs
+    runs, count = found.batch.runs, len(found.batch.tokens)
     if run >= len(runs):
         raise UnreadableFile(
             f"'{path}' has no request {run} in this forward pass: it has {len(runs)}; count from 0."
@@ -109,8 +149,8 @@ def _capture(path: Path, layout: str, why: str, found: _Pass, run: int, request:
     boundaries = {k: part(tensor, f"B{k}") for k, tensor in found.boundaries.items()}
     if not boundaries and found.last is None and found.odd:
         raise UnreadableFile(
-            f"'{path}' has no residual stream of one row for each of its {len(found.tokens)} tokens, but {found.odd[0]}; "
-            "dump one forward pass of one process."
+            f"'{path}' has no residual stream of one row for each of its {count} tokens, but {found.odd[0]}; dump one "
+            "forward pass of one process."
         )
     if not boundaries and found.last is None:
         raise UnreadableFile(
@@ -119,11 +159,11 @@ def _capture(path: Path, layout: str, why: str, found: _Pass, run: int, request:
         )
     slots, notes = _slots(boundaries, found.layers, request)
     if found.odd:
-        notes.append(f"left out, for they have other than {len(found.tokens)} rows: {', '.join(found.odd[:4])}")
+        notes.append(f"left out, for they have other than {count} rows: {', '.join(found.odd[:4])}")
     last: LastState | None = None
     if found.last is not None:
         last = build.last_state("norm", part(found.last, "norm"), Norm.POST, "the output of the final norm")
-    tokens, positions = found.tokens[start:stop], found.positions[start:stop]
+    tokens, positions = found.batch.tokens[start:stop], found.batch.positions[start:stop]
     made = build.capture(
         path, layout, why, tokens, slots,
         last=last, boundaries=boundaries, valid_length=len(tokens), notes=tuple(notes),
@@ -147,12 +187,13 @@ def _capture(path: Path, layout: str, why: str, found: _Pass, run: int, request:
 def _slots(
     boundaries: Mapping[int, Rows], layers: int | None, request: Request
 ) -> tuple[tuple[Slot, ...], list[str]]:
-    """The wiring that the user gave (as boundaries), else the canonical one where it is there, else none."""
+    """The wiring that the user gave (``k`` is ``layers.k``, B(k)), else the canonical one where it is there, else none."""
     top = request.layers if request.layers is not None else layers or 0
-    wanted = list(request.layer_ids) if request.layer_ids is not None else list(canonical_wiring(top))
+    said = request.layer_ids
+    wanted = list(canonical_wiring(top)) if said is None else [k + (request.numbering == "O") for k in said]
     if min(wanted, default=-1) < 0 or any(k not in boundaries for k in wanted):
         return (), ["no slots: the pass does not hold every boundary of the wiring; see the boundaries"]
-    source = _SOURCE if request.layer_ids is not None else f"{_SOURCE}; the choice of slots is an {build.ASSUMED}"
+    source = _SOURCE if said is not None else f"{_SOURCE}; the choice of slots is an {build.ASSUMED}"
     return tuple(Slot(f"layers.{k}", boundaries[k], k, source) for k in wanted), []
 
 
@@ -174,32 +215,85 @@ def _detect_pass(document: Document, _request: Request) -> str | None:
     return "a dict of module outputs with forward_batch_info.input_ids (--debug-tensor-dump-output-folder)"
 
 
-def _pass(document: Document) -> _Pass:
+def _batch_of(document: Document) -> _Batch:
+    """Raises UnreadableFile for a pass without its input_ids or positions."""
     value = document.value if isinstance(document.value, dict) else {}
-    ids = _field_ending(value, ".forward_batch_info.input_ids")
-    where = _field_ending(value, ".forward_batch_info.positions")
-    if ids is None or where is None:
-        name = "input_ids" if ids is None else "positions"
+    found = {name: _field_ending(value, f".forward_batch_info.{name}") for name in (*_NEEDED, _LENGTHS)}
+    missing = next((name for name in _NEEDED if found[name] is None), None)
+    if missing is not None:
         raise UnreadableFile(
-            f"The field 'forward_batch_info.{name}' of '{document.path}' is missing or None; read the file without "
+            f"The field 'forward_batch_info.{missing}' of '{document.path}' is missing or None; read the file without "
             "--format, or dump the pass again."
         )
-    tokens = build.token_ids(ids, "input_ids", document.path)
-    positions = build.token_ids(where, "positions", document.path)
+    return _batch(document.path, found, f"'{document.path}'")
+
+
+def _batch(path: Path, found: Mapping[str, Tensor | None], what: str) -> _Batch:
+    """The rows that ``input_ids``, ``positions`` and ``seq_lens`` tell; what: where they stand, as an error names it."""
+    ids, where = (found[name] for name in _NEEDED)
+    assert ids is not None and where is not None
+    tokens = build.token_ids(ids, _NEEDED[0], path)
+    positions = build.token_ids(where, _NEEDED[1], path)
     if len(positions) != len(tokens):
-        raise UnreadableFile(
-            f"'{document.path}' has {len(positions)} positions for {len(tokens)} tokens; dump it again."
-        )
+        raise UnreadableFile(f"{what} has {len(positions)} positions for {len(tokens)} tokens; dump it again.")
+    lengths = found.get(_LENGTHS)
+    try:
+        told = None if lengths is None else build.token_ids(lengths, _LENGTHS, path)
+    except UnreadableFile:  # the positions tell the requests, too, of all but rare passes
+        told = None
+    return _Batch(tokens, positions, told)
+
+
+def _pass(document: Document) -> _Pass:
+    batch = _batch_of(document)
     outputs: dict[str, list[Tensor]] = {}
-    for name, item in value.items():
+    for name, item in document.value.items():
         tensors = [item] if isinstance(item, Tensor) else item if isinstance(item, list) else []
         outputs[str(name)] = [tensor for tensor in tensors if isinstance(tensor, Tensor)]
-    return _collect(outputs, tokens, positions)
+    return _collect(outputs, batch)
+
+
+_PROCESS = re.compile(r"TP\d+_PP\d+_Rank(\d+)_pid\d+")
+
+
+def _processes(base: Path) -> dict[int, list[Path]]:
+    """The folders of the processes that dumped their passes below ``base``, by rank."""
+    found: dict[int, list[Path]] = {}
+    for folder in sorted(base.iterdir()):
+        named = _PROCESS.fullmatch(folder.name)
+        if named is not None and folder.is_dir():
+            found.setdefault(int(named[1]), []).append(folder)
+    return found
+
+
+def _of_first_rank(folder: Path, files: Sequence[Path]) -> Sequence[Path]:
+    """The passes of rank 0: every rank of a tensor-parallel server writes the same residual stream.
+
+    Raises DrafttraceError where a rank was started twice: these are two runs.
+    """
+    if not all(_PROCESS.fullmatch(file.parent.name) and file.parent.parent == folder for file in files):
+        return files
+    ranks = _processes(folder)
+    runs = ranks[min(ranks)]
+    refuse_runs(folder, runs)
+    return [file for file in files if file.parent == runs[0]]
 
 
 def _read_pass(document: Document, inner: int, request: Request) -> Capture:
     why = build.recognised(_detect_pass, document, request)
-    return _capture(document.path, "SG-PASS", why, _pass(document), inner, request)
+    made = _capture(document.path, "SG-PASS", why, _pass(document), inner, request)
+    rank, ranks = _PROCESS.fullmatch(document.path.parent.name), _ranks_beside(document.path)
+    if rank is None or ranks < 2:
+        return made
+    return replace(made, notes=(*made.notes, f"rank {rank[1]} of {ranks} ranks"))
+
+
+def _ranks_beside(path: Path) -> int:
+    """How many ranks dumped passes beside the one that wrote ``path``; 1 where that cannot be seen."""
+    try:
+        return len(_processes(path.parent.parent))
+    except OSError:
+        return 1
 
 
 # --- dumper folders ------------------------------------------------------------------------------------------
@@ -221,8 +315,36 @@ def _detect_dumper(folder: Path) -> str | None:
 
 
 def _dumper_samples(folder: Path) -> Sequence[SampleRef]:
-    steps = sorted({int(tags["step"]) for _path, tags in _dumper_files(folder) if tags.get("step", "").isdigit()})
-    return [SampleRef(step, folder, step) for step in steps]
+    """Every request of every step, in their order; named as their steps where each step is of one request."""
+    files: dict[int, dict[str, Path]] = {}
+    for path, tags in _dumper_files(folder):
+        if tags.get("step", "").isdigit():
+            step = files.setdefault(int(tags["step"]), {})
+            if tags.get("rank", "0") == "0":
+                step[tags["name"]] = path
+    counts = {step: _requests_in(folder, step, named) for step, named in sorted(files.items())}
+    if max(counts.values(), default=0) <= 1:
+        return [SampleRef(step, folder, step) for step in counts]
+    refuse_too_many(folder, sum(counts.values()))
+    places = [(step, part) for step, count in counts.items() for part in range(count)]
+    return [SampleRef(number, folder, step, part) for number, (step, part) in enumerate(places)]
+
+
+def _requests_in(folder: Path, step: int, files: Mapping[str, Path]) -> int:
+    """How many requests a step has; 1 where that cannot be read, which its reader tells."""
+    try:
+        plain = {name: _value_of(files[name]) for name in (*_NEEDED, _LENGTHS) if name in files}
+        return max(1, len(_dumper_batch(folder, step, plain).runs))
+    except DrafttraceError:
+        return 1
+
+
+def _dumper_batch(folder: Path, step: int, plain: Mapping[str, Tensor | None]) -> _Batch:
+    if any(plain.get(name) is None for name in _NEEDED):
+        raise UnreadableFile(
+            f"Step {step} of '{folder}' has no input_ids and positions; dump with DUMPER_NON_INTRUSIVE_MODE=all."
+        )
+    return _batch(folder, plain, f"Step {step} of '{folder}'")
 
 
 def _read_dumper(folder: Path, ref: SampleRef, request: Request) -> Capture:
@@ -236,24 +358,22 @@ def _read_dumper(folder: Path, ref: SampleRef, request: Request) -> Capture:
         if tags.get("rank", "0") != "0":
             continue
         _sort_in(path, tags["name"], outputs, plain)
-    if "input_ids" not in plain or "positions" not in plain:
-        raise UnreadableFile(
-            f"Step {ref.inner} of '{folder}' has no input_ids and positions; dump with DUMPER_NON_INTRUSIVE_MODE=all."
-        )
-    tokens = build.token_ids(plain["input_ids"], "input_ids", folder)
-    positions = build.token_ids(plain["positions"], "positions", folder)
-    if len(positions) != len(tokens):
-        raise UnreadableFile(
-            f"'{folder}' has {len(positions)} positions for {len(tokens)} tokens in step {ref.inner}; dump it again."
-        )
+    batch = _dumper_batch(folder, ref.inner, plain)
     ordered = {name: [parts[k] for k in sorted(parts)] for name, parts in outputs.items()}
     why = _detect_dumper(folder) or build.FORCED
-    found = _collect(ordered, tokens, positions)
-    made = _capture(folder, "SG-DUMPER", why, found, 0, request)
+    found = _collect(ordered, batch)
+    made = _capture(folder, "SG-DUMPER", why, found, ref.part, request)
     notes = made.notes if len(ranks) == 1 else (*made.notes, f"rank 0 of {len(ranks)} ranks")
-    if len(found.runs) > 1:
-        notes = (*notes, f"the first of the {len(found.runs)} requests of the step")
+    if len(batch.runs) > 1:
+        notes = (*notes, f"request {ref.part} of the {len(batch.runs)} of step {ref.inner}")
     return replace(made, notes=notes)
+
+
+def _value_of(path: Path) -> Tensor | None:
+    """The tensor that the dumper put into one file; None for anything else."""
+    value = open_document(path).value
+    value = value.get("value") if isinstance(value, dict) else value
+    return value if isinstance(value, Tensor) else None
 
 
 def _sort_in(path: Path, name: str, outputs: dict[str, dict[int, Tensor]], plain: dict[str, Tensor]) -> None:
@@ -262,11 +382,10 @@ def _sort_in(path: Path, name: str, outputs: dict[str, dict[int, Tensor]], plain
     wanted = output is not None and (
         _LAYER.search(output[1]) or _EMBED.search(output[1]) or _NORM.search(output[1])
     )
-    if not wanted and name not in {"input_ids", "positions"}:
+    if not wanted and name not in {*_NEEDED, _LENGTHS}:
         return
-    value = open_document(path).value
-    value = value.get("value") if isinstance(value, dict) else value
-    if not isinstance(value, Tensor):
+    value = _value_of(path)
+    if value is None:
         return
     if output is None:
         plain[name] = value
@@ -275,6 +394,7 @@ def _sort_in(path: Path, name: str, outputs: dict[str, dict[int, Tensor]], plain
 
 
 register(Layout("SG-PASS", "SGLang --debug-tensor-dump-output-folder", _detect_pass, _read_pass,
-                lambda document: max(1, len(_pass(document).runs))))  # fmt: skip
+                lambda document: max(1, len(_batch_of(document).runs)), several=True, ids="B(id)",
+                of_run=_of_first_rank))  # fmt: skip
 register(FolderLayout("SG-DUMPER", "SGLang dumper folder", _detect_dumper, _dumper_samples, _read_dumper,
-                      many_runs=True))  # fmt: skip
+                      many_runs=True, ids="B(id)"))  # fmt: skip

@@ -253,8 +253,9 @@ def _v1_ids(
     block = (config or {}).get("hidden_states")
     ids = block.get("layer_ids") if isinstance(block, dict) else None
     if request.layer_ids is not None and len(request.layer_ids) in {count, count - 1}:
-        given: list[int | None] = [*request.layer_ids, None]
-        return given[:count], f"{build.USER_SAID}, O(id)", _other_ids(request.layer_ids, ids)
+        outputs = [k - (request.numbering == "B") for k in request.layer_ids]
+        given: list[int | None] = [*outputs, None]
+        return given[:count], f"{build.USER_SAID}, {request.numbering or 'O'}(id)", _other_ids(outputs, ids)
     n = request.layers
     usual = (3, n // 2 + 1, n - 2) if n is not None and count == 4 else None
     default = f"{build.assumed(usual, n)}: O{{2, n//2, n-3}} = B{{3, n//2+1, n-2}}, then O(n-1) = B(n)"
@@ -330,9 +331,15 @@ def _current(layout: str, detect: Any) -> Any:
 
 
 register(Layout("SPEC-ARROW", "speculators 0.5+ (hs_i.safetensors beside an Arrow folder)", _detect_arrow,
-                _current("SPEC-ARROW", _detect_arrow)))  # fmt: skip
-register(Layout("VLLM-HS", "vLLM hidden-states connector", _detect_vllm, _current("VLLM-HS", _detect_vllm)))
-register(Layout("SPEC-FP8", "speculators 0.9 with fp8 states", _detect_fp8, _current("SPEC-FP8", _detect_fp8)))
+                _current("SPEC-ARROW", _detect_arrow), ids="B(id)"))  # fmt: skip
+register(
+    Layout("VLLM-HS", "vLLM hidden-states connector", _detect_vllm, _current("VLLM-HS", _detect_vllm), ids="B(id)")
+)
+register(
+    Layout(
+        "SPEC-FP8", "speculators 0.9 with fp8 states", _detect_fp8, _current("SPEC-FP8", _detect_fp8), ids="B(id)"
+    )
+)
 register(Layout("DRAFTTRACE", "drafttrace reference", _detect_reference, _read_reference))
-register(Layout("SPEC-V1", "speculators 0.3 and 0.4 (data_i.pt)", _detect_v1, _read_v1))
-register(Layout("SPEC-V0", "speculators before 0.3", _detect_v0, _read_v0))
+register(Layout("SPEC-V1", "speculators 0.3 and 0.4 (data_i.pt)", _detect_v1, _read_v1, ids="O(id)"))
+register(Layout("SPEC-V0", "speculators before 0.3", _detect_v0, _read_v0, ids="B(id)"))

@@ -9,6 +9,7 @@ from pathlib import Path
 from drafttrace.tracer.capture import Capture
 from drafttrace.tracer.dumps.registry import FolderLayout, Request, SampleRef, register
 
+FORMAT = "DRAFTTRACE-TRACES"
 _NAME = re.compile(r"trace_(0|[1-9]\d{0,11})\.h5")
 
 
@@ -42,8 +43,4 @@ def _read(_folder: Path, ref: SampleRef, _request: Request) -> Capture:
     return read_trace(ref.file)
 
 
-register(
-    FolderLayout(
-        "DRAFTTRACE-TRACES", "a folder of traces, as drafttrace convert writes it", _detect, _traces, _read
-    )
-)
+register(FolderLayout(FORMAT, "a folder of traces, as drafttrace convert writes it", _detect, _traces, _read))

@@ -15,9 +15,28 @@ from typing import Any
 
 from drafttrace.tracer.capture import Capture
 from drafttrace.tracer.dumps.document import Document
+from drafttrace.tracer.errors import DrafttraceError, UnreadableFile
 
 # Every sample of a collection is listed, and a damaged file can claim any number of them.
 MOST_SAMPLES = 2_000_000
+
+
+def refuse_too_many(path: Path, count: int) -> None:
+    """Raise UnreadableFile where a file or folder claims more samples than anybody has."""
+    if count > MOST_SAMPLES:
+        raise UnreadableFile(
+            f"'{path}' claims {count:,} samples, and {MOST_SAMPLES:,} is the most that drafttrace lists; dump fewer into "
+            "one file or folder."
+        )
+
+
+def refuse_runs(folder: Path, runs: Sequence[Path]) -> None:
+    """Raise DrafttraceError where a folder holds the folders of several runs."""
+    if len(runs) > 1:
+        named = ", ".join(f"'{run.name}'" for run in runs[:5]) + (", ..." if len(runs) > 5 else "")
+        raise DrafttraceError(
+            f"The folder '{folder}' holds {len(runs)} runs ({named}); give one, such as '{runs[-1]}'."
+        )
 
 
 @dataclass(frozen=True)
@@ -39,15 +58,16 @@ class Request:
 
     hidden_size: width H of one slot. inferred: H is the other side's or the target's, which the file may contradict;
     what the user says, it may not (see ``contradiction``). layers: decoder layers n of the target. layer_ids: what the
-    user says the layer ids were, in the numbering of the file's own project. lenient: where the hidden size is
-    missing, hand out the slots side by side as one instead of failing. tokens_only: the caller wants nothing but
-    tokens.
+    user says the layer ids were, in the numbering of the file's own project, or in the one that ``numbering`` names: "O"
+    for O(id), "B" for B(id). lenient: where the hidden size is missing, hand out the slots side by side as one instead of
+    failing. tokens_only: the caller wants nothing but tokens.
     """
 
     hidden_size: int | None = None
     inferred: bool = False
     layers: int | None = None
     layer_ids: tuple[int, ...] | None = None
+    numbering: str = ""
     fields: FieldMap = field(default_factory=FieldMap)
     lenient: bool = False
     tokens_only: bool = False
@@ -65,28 +85,37 @@ class Request:
 
 @dataclass(frozen=True)
 class Layout:
-    """A layout of one file. detect gives the reason why a document is of it, or None. count: samples in it."""
+    """A layout of one file. detect gives the reason why a document is of it, or None. count: samples in it. several:
+    there may be more than one, so that every file of a folder has to be opened to number its samples. ids: what a layer
+    id of the user means in it, as ``O(id)`` or ``B(id)``; empty where there are no slots, or the file names them. of_run:
+    those of the files of a folder that one run of one process wrote; raises DrafttraceError where the folder holds
+    several runs."""
 
     id: str
     title: str
     detect: Callable[[Document, Request], str | None]
     read: Callable[[Document, int, Request], Capture]
     count: Callable[[Document], int] = lambda _document: 1
+    several: bool = False
+    ids: str = ""
+    of_run: Callable[[Path, Sequence[Path]], Sequence[Path]] = lambda _folder, files: files
 
 
 @dataclass(frozen=True)
 class SampleRef:
-    """Where one sample lies: its number as the user writes it, its file, and its place inside the file."""
+    """Where one sample lies: its number as the user writes it, its file, and its place inside the file. part: which of
+    several at that place, where a layout has such, as the requests of one step."""
 
     number: int
     file: Path
     inner: int = 0
+    part: int = 0
 
 
 @dataclass(frozen=True)
 class FolderLayout:
     """A layout of a whole folder, with files that mean nothing alone. many_runs: its writer is told a base folder, and
-    makes one such folder in it for each run."""
+    makes one such folder in it for each run. ids: as of a Layout."""
 
     id: str
     title: str
@@ -94,6 +123,7 @@ class FolderLayout:
     samples: Callable[[Path], Sequence[SampleRef]]
     read: Callable[[Path, SampleRef, Request], Capture]
     many_runs: bool = False
+    ids: str = ""
 
 
 _LAYOUTS: dict[str, Layout] = {}

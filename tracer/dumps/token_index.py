@@ -47,7 +47,7 @@ LENGTHS = (
     8192,
 )
 STARTS = (0, 1)
-_VERSION = 3
+_VERSION = 4
 _MULTIPLIER = 6364136223846793005  # Knuth's MMIX generator
 _WORD = (1 << 64) - 1
 
@@ -204,7 +204,7 @@ def entries(collection: Collection, *, anew: bool = False) -> list[Entry]:
     stats: dict[Path, os.stat_result] = {}
     for ref in collection.refs:
         stat = stats.get(ref.file) or stats.setdefault(ref.file, os.stat(ref.file))
-        key = f"{ref.file}#{ref.inner}"
+        key = f"{ref.file}#{ref.inner}.{ref.part}"
         entry = known.get(key)
         if entry is None or entry.stamp != _stamp(stat):
             entry, changed = _make(collection, ref, stat), True

@@ -36,14 +36,26 @@ from drafttrace.tracer.open import is_trace_file, open_capture, read_sample, spl
 from drafttrace.tracer.output import refuse_device
 
 # What may be given up on purpose, with ``lose``.
-LOSSES = ("layer-ids", "loss-mask", "last-state", "boundaries", "first-token", "recording", "sample-numbers")
+LOSSES = (
+    "layer-ids",
+    "loss-mask",
+    "last-state",
+    "boundaries",
+    "first-token",
+    "recording",
+    "sample-numbers",
+    "later-passes",
+)
+# Of these, what says which samples there are, and nothing of how one is written: a conversion that stopped for want of
+# one goes on with it.
+_OF_SAMPLES = frozenset(("sample-numbers", "later-passes"))
 
 
 @dataclass(frozen=True)
 class Converted:
     """What was written. paths: the files of one sample, or the folder of several. samples: how many there are.
 
-    left_out: what of a recording was given up, and the padding.
+    left_out: what of a recording was given up, the padding, and the samples that were left out.
     """
 
     paths: tuple[Path, ...]
@@ -98,7 +110,9 @@ def convert(
     converts a dump means the dump, and the first sample alone would look like it. ``out`` is a folder then, with one file
     per sample under the sample's own number, so that ``PATH#i`` and ``OUT#i`` are the same. It is there when all of it
     is there. The first sample that cannot be converted ends the run; those before it are kept beside ``out`` and not made
-    again by the same call (see :mod:`drafttrace.tracer.convert_many`). progress: called with (samples done, samples).
+    again by the same call (see :mod:`drafttrace.tracer.convert_many`). With "later-passes" among the losses, passes that
+    begin after token 0, such as decode steps, are left out instead, and named in the answer. progress: called with
+    (samples done, samples).
 
     Raises DrafttraceError naming what the layout cannot hold, OutputExists where ``out`` is taken.
     """
@@ -174,7 +188,7 @@ def _facts(collection: Collection, how: _Asked, read: Request, format: str | Non
         "source": os.path.realpath(collection.path),
         "layout": how.layout.id,
         "format": format or collection.layout.id,
-        "lose": sorted(how.lose),
+        "lose": sorted(how.lose - _OF_SAMPLES),
         "mask_of_ones": how.ones,
         "target": weights,
         "said": repr(read),
@@ -206,14 +220,18 @@ def _write_all(
         lose_numbers="sample-numbers" in how.lose,
         force=force,
     )
-    return Converted((out,), tuple(convert_all(run, progress)), count)
+    written = convert_all(run, progress)
+    return Converted((out,), written.left_out, written.samples)
 
 
 def _cut_of(several: Collection, number: int, how: _Asked, read: Request) -> Sample:
+    """Raises LaterRows where such passes may be left out, DrafttraceError for everything else that stops."""
     try:
         return how.cut(read_sample(several, number, None, read))
     except LaterRows as error:
-        raise prefill_remedy(error, several, number) from None
+        if "later-passes" in how.lose:
+            raise
+        raise prefill_remedy(error, several, number, whole=True) from None
 
 
 def _refuse_place(layout: OutLayout, out: Path, force: bool) -> None:

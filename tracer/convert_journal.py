@@ -7,7 +7,7 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -132,9 +132,9 @@ def _difference(head: Any, facts: Mapping[str, Any]) -> str:
     return f"its {name} is {head.get(name)!r}, not {facts.get(name)!r}"
 
 
-def put_mark(folder: Path, facts: Mapping[str, Any], samples: int) -> None:
-    """Say in the folder that it is whole, and what it was made of."""
-    value = {"written_by": "drafttrace convert", "samples": samples, **facts}
+def put_mark(folder: Path, facts: Mapping[str, Any], samples: int, left_out: Sequence[int] = ()) -> None:
+    """Say in the folder that it is whole, what it was made of, and the numbers of the samples that were left out."""
+    value = {"written_by": "drafttrace convert", "samples": samples, "samples_left_out": list(left_out), **facts}
     part = folder / f"{MARK}.part"
     part.write_text(json.dumps(value, indent=1) + "\n", "utf-8")
     os.replace(part, folder / MARK)

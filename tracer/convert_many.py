@@ -4,6 +4,8 @@ Nothing half-written is ever taken for whole: the samples gather in the hidden f
 reads as a dump, and every file in it appears under its name only when it is complete. A run that was killed, or that met
 a sample that cannot be converted, is continued by the same command; samples whose source has changed meanwhile are
 written again, those that have gone are removed. No more than one sample is open at a time.
+
+A pass that begins after token 0 is no training sample; where the user says so, it is left out, and counted.
 """
 
 from __future__ import annotations
@@ -13,14 +15,16 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from drafttrace.tracer.convert_companions import Companions
 from drafttrace.tracer.convert_journal import MARK, Done, Journal, is_converted, put_mark
 from drafttrace.tracer.convert_layouts import OutLayout
+from drafttrace.tracer.convert_prefill import passes_left_out
 from drafttrace.tracer.convert_recording import left_out_of
-from drafttrace.tracer.convert_sample import Sample
+from drafttrace.tracer.convert_sample import LaterRows, Sample
 from drafttrace.tracer.dumps.folder import Collection
 from drafttrace.tracer.dumps.registry import SampleRef
 from drafttrace.tracer.errors import DrafttraceError, OutputExists, UnreadableFile
@@ -32,8 +36,9 @@ Progress = Callable[[int, int], None]
 class Run:
     """One conversion of a whole dump.
 
-    cut: the sample of a number, cut down for the layout. facts: what tells this run from another with the same OUT,
-    as JSON takes it. lose_numbers: samples may be numbered anew where the layout's numbers have no gaps.
+    cut: the sample of a number, cut down for the layout; raises LaterRows for one that is to be left out. facts: what
+    tells this run from another with the same OUT, as JSON takes it. lose_numbers: samples may be numbered anew where the
+    layout's numbers have no gaps.
     """
 
     collection: Collection
@@ -45,20 +50,28 @@ class Run:
     force: bool
 
 
-def convert_all(run: Run, progress: Progress | None = None) -> list[str]:
-    """Write ``run.out``; gives what was left out, of all samples together.
+@dataclass(frozen=True)
+class Written:
+    """How many samples were written, and what was left out, of all samples together."""
+
+    samples: int
+    left_out: tuple[str, ...]
+
+
+def convert_all(run: Run, progress: Progress | None = None) -> Written:
+    """Write ``run.out``.
 
     Raises DrafttraceError naming the sample that cannot be converted (those before it are kept for the next time), and
     OutputExists where OUT is taken or cannot be written.
     """
-    numbers = _numbers(run)
+    _refuse_gaps(run)
     out = Path(os.path.realpath(run.out))
     _refuse_taken(run, out)
     folder = out.with_name(f".{out.name}.unfinished")
     try:
         with Journal(folder, run.facts, anew=run.force) as journal:
-            left_out = _write(run, folder, numbers, journal, progress)
-            put_mark(folder, run.facts, len(numbers))
+            told = _write(run, folder, journal, progress)
+            put_mark(folder, run.facts, len(told.places), list(told.later))
             _take_place(folder, out)
         (out / Journal.NAME).unlink(missing_ok=True)
     except OSError as error:
@@ -66,23 +79,33 @@ def convert_all(run: Run, progress: Progress | None = None) -> list[str]:
             f"The folder '{folder}', which becomes '{run.out}', cannot be written ({error.strerror or error}); make room "
             "or choose another, the same command goes on from there."
         ) from None
-    return left_out
+    return Written(
+        len(told.places), (*_added(told.left_out), *passes_left_out(told.later, len(run.collection.refs)))
+    )
 
 
-def _numbers(run: Run) -> dict[int, SampleRef]:
-    """Samples by their numbers in OUT, which are those of the source."""
-    refs = run.collection.refs
-    own = [ref.number for ref in refs]
-    if not run.layout.rows or own == list(range(len(own))):
-        return {ref.number: ref for ref in refs}
-    if not run.lose_numbers:
+def _refuse_gaps(run: Run) -> None:
+    """Raise DrafttraceError where the samples' numbers, which are those of the source, are no rows of a table."""
+    own = [ref.number for ref in run.collection.refs]
+    if run.layout.rows and not run.lose_numbers and own != list(range(len(own))):
         gap = next(k for k, number in enumerate(own) if number != k)
         raise DrafttraceError(
             f"The layout {run.layout.id} numbers its samples by the rows of a table, and '{run.collection.path}' has no "
             f"sample {gap} (its samples are {min(own)} to {max(own)}, {len(own)} of them); number them anew with --lose "
             "sample-numbers, or choose another layout."
         )
-    return dict(enumerate(refs))
+
+
+def _number(run: Run, ref: SampleRef, told: _Told) -> int:
+    """The number of a sample in OUT. Raises DrafttraceError where those before it leave a gap in a table."""
+    if not run.layout.rows or ref.number == len(told.places):
+        return ref.number
+    if not run.lose_numbers:
+        raise DrafttraceError(
+            f"The layout {run.layout.id} numbers its samples by the rows of a table, and #{len(told.places)}, which begins "
+            "after token 0, is none; number them anew with --lose sample-numbers, too, or choose another layout."
+        )
+    return len(told.places)
 
 
 def _refuse_taken(run: Run, out: Path) -> None:
@@ -136,40 +159,64 @@ def _pattern(layout: OutLayout) -> str:
     return "|".join((named, *(re.escape(name) for name in layout.companions.FILES)))
 
 
-def _write(
-    run: Run, folder: Path, numbers: Mapping[int, SampleRef], journal: Journal, progress: Progress | None
-) -> list[str]:
+@dataclass
+class _Told:
+    """What is known of a run so far. later: the samples that were left out; places: the files of the others."""
+
+    places: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    later: dict[int, LaterRows] = field(default_factory=dict)
+
+
+def _write(run: Run, folder: Path, journal: Journal, progress: Progress | None) -> _Told:
     companions = run.layout.companions(folder)
-    left_out: list[str] = []
-    count = 0
+    told = _Told()
+    refs = run.collection.refs
     try:
-        for number, ref in numbers.items():
+        for done, ref in enumerate(refs):
             if progress is not None:
-                progress(count, len(numbers))
+                progress(done, len(refs))
             try:
-                source = run.cut(ref.number)
-                companions.add(number, source)
-                left_out += left_out_of(source, run.layout.id)
-                _write_one(run.layout, folder, number, source, ref, journal)
+                _write_next(run, folder, ref, companions, told, journal)
             except DrafttraceError as error:
                 kept = (
-                    f" after {count} of {len(numbers)} samples, which are kept for the same command"
-                    if count
+                    f" after {len(told.places)} of {len(refs)} samples, which are kept for the same command"
+                    if told.places
                     else ""
                 )
                 raise type(error)(
                     f"Sample #{ref.number} of '{run.collection.path}' stops the conversion{kept}: {error}"
                 ) from error
-            count += 1
-        made = {MARK, Journal.NAME, *companions.finish(), *map(run.layout.name, numbers)}
+        if not told.places:
+            raise DrafttraceError(
+                f"All {len(refs)} samples of '{run.collection.path}' begin after token 0, and --lose later-passes leaves "
+                "none to convert; give the passes of their prefills, too."
+            )
+        made = {MARK, Journal.NAME, *companions.finish(), *told.places}
     finally:
         companions.close()
     for path in [path for path in folder.rglob("*") if path.is_file()]:
         if str(path.relative_to(folder)) not in made:  # of samples that the source no longer has
             path.unlink()
     if progress is not None:
-        progress(count, len(numbers))
-    return list(_added(left_out))
+        progress(len(refs), len(refs))
+    return told
+
+
+def _write_next(
+    run: Run, folder: Path, ref: SampleRef, companions: Companions, told: _Told, journal: Journal
+) -> None:
+    """One sample; or a note that it is left out."""
+    try:
+        source = run.cut(ref.number)
+    except LaterRows as later:
+        told.later[ref.number] = later
+        return
+    number = _number(run, ref, told)
+    companions.add(number, source)
+    told.left_out += left_out_of(source, run.layout.id)
+    _write_one(run.layout, folder, number, source, ref, journal)
+    told.places.append(run.layout.name(number))
 
 
 def _write_one(
@@ -195,7 +242,7 @@ def _digest(source: Sample, ref: SampleRef) -> str:
             f"The file '{ref.file}' cannot be read ({error.strerror}); leave the dump alone until it is converted."
         ) from None
     said = (
-        [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, ref.inner],
+        [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, ref.inner, ref.part],
         capture.wiring,
         None if last is None else (str(last.norm), last.boundary),
         source.layers,

@@ -23,11 +23,12 @@ BLOCK = 256
 class LaterRows(DrafttraceError):
     """A dump of one forward pass whose rows begin after token 0: a decode step, or the rest after a cached prefix.
 
-    what: the sentence without its remedy. first: the position of its first row.
+    what: the sentence without its remedy. first: the position of its first row. rows: how many it has.
     """
 
     what = ""
     first = 0
+    rows = 0
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ def _later_rows(capture: Capture, first: int, last: int) -> LaterRows:
         )
     what = f"'{capture.path}' holds {what}, and a training dump needs a row for every token"
     error = LaterRows(f"{what}; convert the prefill of the request, or record it again with a cold cache.")
-    error.what, error.first = what, first
+    error.what, error.first, error.rows = what, first, last - first + 1
     return error
 
 

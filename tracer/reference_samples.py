@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from drafttrace.tracer.capture import Capture, Ints
 from drafttrace.tracer.dumps.folder import open_collection
 from drafttrace.tracer.dumps.registry import FieldMap, Request
+from drafttrace.tracer.errors import DrafttraceError
 from drafttrace.tracer.open import is_trace_file, open_capture, read_sample, split_spec
 from drafttrace.tracer.reference import tokens_of
 
@@ -46,9 +47,19 @@ def read_source(
     if mapping is not None:
         asked = dataclasses.replace(asked, fields=mapping)
     collection = open_collection(path, "MAPPED" if mapping is not None and format is None else format, asked)
-    numbers = tuple(ref.number for ref in collection.refs)
-    tokens = tuple(tokens_of(read_sample(collection, number, None, asked)) for number in numbers)
-    return Source(tokens, numbers, None)
+    tokens: dict[int, Ints] = {}
+    for ref in collection.refs:
+        found = read_sample(collection, ref.number, None, asked)
+        try:
+            tokens[ref.number] = tokens_of(found)
+        except DrafttraceError as error:
+            if found.redacted or not tokens:
+                raise
+            raise DrafttraceError(
+                f"Sample #{ref.number} of '{path}' does not keep every token, as a decode step does not, so the target "
+                f"cannot be run on it; name one that does, as '{path}#{next(iter(tokens))}'."
+            ) from error
+    return Source(tuple(tokens.values()), tuple(tokens), None)
 
 
 def numbers_of(sources: Sequence[Source], more: int) -> list[int]:

@@ -46,6 +46,7 @@ class Loss(StrEnum):
     FIRST_TOKEN = "first-token"
     RECORDING = "recording"
     SAMPLE_NUMBERS = "sample-numbers"
+    LATER_PASSES = "later-passes"
 
 
 @contextmanager

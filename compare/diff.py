@@ -81,7 +81,10 @@ def diff(
     odd = tuple(row_facts(slot, thresholds) for slot in measured)
     maps = row_maps(left, measured, slots, location.cross, thresholds.match)
     del measured  # some 60 bytes a row and slot, before the last state's come
-    further = tuple(_judged(measured_others(left, reference, sides, alignment, location), location, judging))
+    beside = tuple(measured_others(left, reference, sides, alignment, location))
+    further = tuple(_judged(beside, location, judging))
+    odd_beside = tuple(row_facts(slot, thresholds) for slot in beside)
+    del beside
     partial = find_partial_sum(left, rank_traces, reference, location.sample)
     work = _Work(
         left=left,
@@ -92,6 +95,7 @@ def diff(
         slots=slots,
         others=further,
         odd=odd,
+        odd_beside=odd_beside,
         wirings=wirings(location, layers_of(left, reference)),
         ranks=replace(between, partial=partial),
     )
@@ -140,6 +144,7 @@ class _Work:
     slots: tuple[SlotResult, ...] = ()
     others: tuple[SlotResult, ...] = ()
     odd: tuple[RowFacts, ...] = ()
+    odd_beside: tuple[RowFacts, ...] = ()
     wirings: Wirings = NO_WIRINGS
     ranks: RankFacts = NO_RANKS
 
@@ -213,6 +218,7 @@ def _finish(work: _Work, judging: _Judging) -> Result:
         norm_weight=location.norm_weight if location is not None else None,
         norm_weights=_norm_weights(left, location, judging.norms),
         rows=work.odd,
+        other_rows=work.odd_beside,
         copies=work.copies,
         masks=find_mask_shifts(left, reference, judging.marks, judging.decode),
         inside=inside,
@@ -225,11 +231,12 @@ def _finish(work: _Work, judging: _Judging) -> Result:
     findings = diagnose(facts, compared)
     lasts = tuple(s for s in work.others if s.slot == -1) if not (left.slots or work.slots) else ()
     verdict = overall(work.slots or lasts, findings, compared)
+    ours = assemble.side_info(left)
     return Result(
         verdict=verdict,
         exit_code=EXIT_CODES[verdict],
-        summary=summary_of(verdict, findings, work.slots),
-        left=assemble.side_info(left),
+        summary=summary_of(verdict, findings, work.slots, ours if reference is None else None),
+        left=ours,
         reference=assemble.side_info(reference) if reference is not None else None,
         alignment=assemble.alignment_info(work.alignment, left, first_difference(facts)),
         slots=work.slots,

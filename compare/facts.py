@@ -103,7 +103,8 @@ class Facts:
     cross: left stream name -> reference stream name -> distance. norm_weight: the final norm's weight ``[H]`` as the
     left side's rows before and after it show it, None where they do not. norm_weights: the norm weights of the served
     models by name, read where a fitted gain asks for them. rope: the draft replayed with the target's rope base, where its
-    config gives another one and the slots are right.
+    config gives another one and the slots are right. rows, other_rows: of the slots, and of the embedding and
+    the last state.
     """
 
     left: Capture
@@ -125,6 +126,7 @@ class Facts:
     norm_weight: Doubles | None
     norm_weights: Mapping[str, Doubles]
     rows: tuple[RowFacts, ...]
+    other_rows: tuple[RowFacts, ...]
     copies: CopyFacts
     masks: tuple[MaskShift, ...]
     inside: InsideFacts

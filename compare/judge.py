@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from drafttrace.compare.result import EXIT_CODES, FAULT, Finding, Judged, Result, SlotResult
+from drafttrace.compare.result import EXIT_CODES, FAULT, Finding, Judged, Result, SideInfo, SlotResult
 from drafttrace.compare.thresholds import Limits, Thresholds, slot_limits
 from drafttrace.tracer.errors import DrafttraceError
 
@@ -87,7 +87,7 @@ def rejudge(result: Result, thresholds: Thresholds) -> Result:
         thresholds=thresholds,
         verdict=verdict,
         exit_code=EXIT_CODES[verdict],
-        summary=summary_of(verdict, findings, slots),
+        summary=summary_of(verdict, findings, slots, result.left if result.reference is None else None),
     )
 
 
@@ -121,8 +121,10 @@ def _recounted(slot: SlotResult, before: Thresholds, thresholds: Thresholds) -> 
     return replace(slot, outlier_rows=len(found))
 
 
-def summary_of(verdict: str, findings: Sequence[Finding], slots: Sequence[SlotResult] = ()) -> str:
-    """One or two sentences: the first fault, or that nothing is wrong."""
+def summary_of(
+    verdict: str, findings: Sequence[Finding], slots: Sequence[SlotResult] = (), alone: SideInfo | None = None
+) -> str:
+    """One or two sentences: the first fault, or that nothing is wrong. alone: the left side where there is no reference."""
     faults = [f for f in findings if f.severity == FAULT]
     tokens = [f for f in faults if f.id in {"no-overlap", "template-divergence"}]
     if verdict == INCOMPARABLE and tokens:
@@ -137,6 +139,8 @@ def summary_of(verdict: str, findings: Sequence[Finding], slots: Sequence[SlotRe
     first = next((f.summary for f in findings if f.id in {"none", "downstream", "no-overlap"}), "")
     if first:
         return first
+    if verdict == INCOMPARABLE and alone is not None:
+        return _nothing_inside(alone)
     words = {
         MATCH: "Everything that was compared matches.",
         NOISE: "The differences are noise: unstructured, and smaller than the distance to a neighbouring boundary.",
@@ -144,3 +148,16 @@ def summary_of(verdict: str, findings: Sequence[Finding], slots: Sequence[SlotRe
         INCOMPARABLE: "Nothing could be compared.",
     }
     return words[verdict]
+
+
+def _nothing_inside(left: SideInfo) -> str:
+    """Why one side alone tells nothing, and what to give."""
+    if left.format.startswith("drafttrace.trace"):
+        return (
+            f"'{left.path}' holds no rows of a draft to check against those of its target; give what training stored: "
+            f"drafttrace diff {left.path} DUMP."
+        )
+    return (
+        f"'{left.path}' is a dump and no trace, and nothing in it can be checked without a REFERENCE; compare it with the "
+        f"trace of the same tokens: drafttrace diff TRACE {left.path}."
+    )

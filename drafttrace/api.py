@@ -33,7 +33,7 @@ def open(
     format: str | None = None,
     sample: int | None = None,
     hidden_size: int | None = None,
-    layer_ids: Sequence[int] | None = None,
+    layer_ids: Sequence[int | str] | None = None,
     slots: Sequence[str] | None = None,
     tokens: str | None = None,
     last: str | None = None,
@@ -48,7 +48,8 @@ def open(
     hands out blocks as float32 (``rows.floats(start, stop)``).
 
     format: id of a dump layout, to overrule recognition. sample: which one, where the file holds several.
-    hidden_size, layer_ids: what a dump does not say of itself (ids in the numbering of its own project). slots, tokens,
+    hidden_size, layer_ids: what a dump does not say of itself (ids in the numbering of its own project, or as "B3" or
+    "O2"). slots, tokens,
     last, mask: names of the fields, for a file of no known layout; last_norm ("pre", "post") and boundaries say what they
     hold. like: the other side of a comparison; among several
     samples the one with its tokens is taken.
@@ -58,6 +59,7 @@ def open(
     """
     from drafttrace.tracer.dumps.from_mapping import checked_fields
     from drafttrace.tracer.dumps.registry import FieldMap, Request
+    from drafttrace.tracer.layer_ids import parse_ids
     from drafttrace.tracer.open import open_capture
 
     more = any(value is not None for value in (last, mask, boundaries))
@@ -69,14 +71,14 @@ def open(
     if slots is not None and tokens is not None:
         wiring = None if boundaries is None else tuple(boundaries)
         mapping = checked_fields(FieldMap(tuple(slots), tokens, last, last_norm, mask, wiring))
-    ids = None if layer_ids is None else tuple(layer_ids)
+    ids, numbering = parse_ids(None if layer_ids is None else ",".join(map(str, layer_ids)))
     return open_capture(
         os.fspath(path),
         format=format,
         sample=sample,
         mapping=mapping,
         like=like,
-        request=Request(hidden_size=hidden_size, layer_ids=ids),
+        request=Request(hidden_size=hidden_size, layer_ids=ids, numbering=numbering),
     )
 
 
@@ -108,8 +110,7 @@ def diff(
     from drafttrace.tracer.beside import gather
     from drafttrace.tracer.decoding import decoder, tokenizer_folder
 
-    ours = _capture(left)
-    theirs = None if reference is None else _capture(reference, like=ours)
+    ours, theirs = _sides(left, reference)
     folder = tokenizer_folder(None if tokenizer is None else Path(tokenizer), ours, theirs)
     floor = _noise(noise)
     beside = gather(
@@ -137,8 +138,7 @@ def noise(one: Source, two: Source) -> Noise:
     """
     from drafttrace.compare.diff import measure_noise
 
-    first = _capture(one)
-    return measure_noise(first, _capture(two, like=first))
+    return measure_noise(*_two(one, two))
 
 
 def measure(left: Source, reference: Source) -> RowTable:
@@ -149,8 +149,7 @@ def measure(left: Source, reference: Source) -> RowTable:
     """
     from drafttrace.row_table import of_captures
 
-    ours = _capture(left)
-    return of_captures(ours, _capture(reference, like=ours))
+    return of_captures(*_two(left, reference))
 
 
 def rows(result: Result) -> RowTable:
@@ -281,6 +280,25 @@ def record(
 
 def _capture(source: Source, like: Capture | None = None) -> Capture:
     return source if isinstance(source, Capture) else open(source, like=like)
+
+
+def _sides(left: Source, reference: Source | None) -> tuple[Capture, Capture | None]:
+    from drafttrace.tracer.open_two import open_alone
+
+    if reference is not None:
+        return _two(left, reference)
+    return (left if isinstance(left, Capture) else open_alone(os.fspath(left))), None
+
+
+def _two(left: Source, reference: Source) -> tuple[Capture, Capture]:
+    """Both sides; of a dump of several samples the one with the other side's tokens."""
+    from drafttrace.tracer.open_two import open_two
+
+    if isinstance(left, Capture):
+        return left, _capture(reference, like=left)
+    if isinstance(reference, Capture):
+        return _capture(left, like=reference), reference
+    return open_two(os.fspath(left), os.fspath(reference))
 
 
 def _noise(given: Noise | tuple[Source, Source] | None) -> Noise | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from drafttrace.tracer.capture import Capture
 from drafttrace.tracer.dumps.registry import FieldMap, Request
-from drafttrace.tracer.open import open_capture, open_numbered, split_spec
+from drafttrace.tracer.open import open_some
 
 FEW = 3
 
@@ -16,14 +18,9 @@ def open_few(
 
     Arguments and errors as :func:`~drafttrace.tracer.open.open_capture`.
     """
-    first, count = open_numbered(spec, format=format, mapping=mapping, request=request)
-    if split_spec(spec)[1] is not None or count == 1:
-        return [first]
-    places = sorted({k * (count - 1) // (FEW - 1) for k in range(FEW)})
-    return [
-        first,
-        *(
-            open_capture(spec, format=format, sample=number, mapping=mapping, request=request)
-            for number in places[1:]
-        ),
-    ]
+    return list(open_some(spec, _spread, format=format, mapping=mapping, request=request))
+
+
+def _spread(numbers: Sequence[int]) -> list[int]:
+    places = sorted({k * (len(numbers) - 1) // (FEW - 1) for k in range(FEW)})
+    return [numbers[place] for place in places]

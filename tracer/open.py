@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from drafttrace.tracer.boundary import wiring_name
@@ -58,10 +59,40 @@ def names_several(
 ) -> bool:
     """Whether ``spec`` is a dump of several samples and names none of them. Arguments and errors as
     :func:`open_capture`."""
+    return several_in(spec, format=format, mapping=mapping, request=request) is not None
+
+
+def several_in(
+    spec: str, *, format: str | None = None, mapping: FieldMap | None = None, request: Request | None = None
+) -> Collection | None:
+    """The samples of a ``spec`` that names none of several; None for everything else. Arguments and errors as
+    :func:`open_capture`."""
     path, number = split_spec(spec)
     if number is not None or (format is None and mapping is None and is_trace_file(path)):
-        return False
-    return len(_collection(path, format, mapping, _request(request, mapping, None)).refs) > 1
+        return None
+    found = _collection(path, format, mapping, _request(request, mapping, None))
+    return found if len(found.refs) > 1 else None
+
+
+def open_some(
+    spec: str,
+    choose: Callable[[Sequence[int]], Iterable[int]],
+    *,
+    format: str | None = None,
+    mapping: FieldMap | None = None,
+    request: Request | None = None,
+) -> Iterator[Capture]:
+    """The sample that ``spec`` names; of several those whose numbers ``choose`` picks of all of them.
+
+    Arguments and errors as :func:`open_capture`.
+    """
+    several = several_in(spec, format=format, mapping=mapping, request=request)
+    if several is None:
+        yield open_capture(spec, format=format, mapping=mapping, request=request)
+        return
+    asked = _request(request, mapping, None)
+    for number in choose([ref.number for ref in several.refs]):
+        yield _told(read_sample(several, number, None, asked))
 
 
 def _collection(path: Path, format: str | None, mapping: FieldMap | None, asked: Request) -> Collection:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from drafttrace.compare.findings.gains import (
 )
 from drafttrace.compare.gains import MISSING_ONE, ONCE, ONE_TOO_MUCH, SQUARED, GainReading
 from drafttrace.compare.hypotheses import PER_CHANNEL, Fit, describe_gain
+from drafttrace.compare.measured import EMBED, LAST
 from drafttrace.compare.result import NOTE, Finding, SlotResult
 from drafttrace.tracer.capture import Norm
 from drafttrace.tracer.rows import DType
@@ -259,7 +260,7 @@ def _broken(facts: Facts) -> Iterator[Finding]:
             "A buffer was handed over before it was filled, or the rows were never computed: compare eager with graphs.",
         ),
     ):
-        counts = {s.slot: _count(name, s, facts) for s in facts.slots}
+        counts = {s.slot: _count(name, s, facts) for s in (*facts.slots, *facts.others)}
         bad = {slot: found for slot, found in counts.items() if sum(found) and slot not in misread}
         if not bad:
             continue
@@ -268,13 +269,27 @@ def _broken(facts: Facts) -> Iterator[Finding]:
         ]
         yield finding(
             name,
-            f"{sum(max(found) for found in bad.values())} rows in {name_slots(bad)} are {text} "
-            f"({' and '.join(sides)}).",
-            slots=tuple(bad),
+            _rows_that_are(text, sum(max(found) for found in bad.values()), bad, sides),
+            slots=tuple(slot for slot in bad if slot >= 0),
             confidence=0.99,
-            evidence={str(slot): {"left": found[0], "reference": found[1]} for slot, found in bad.items()},
+            evidence={
+                "last" if slot == LAST else "embed" if slot == EMBED else str(slot): {
+                    "left": found[0],
+                    "reference": found[1],
+                }
+                for slot, found in bad.items()
+            },
             remedy=remedy,
         )
+
+
+def _rows_that_are(text: str, count: int, bad: Collection[int], sides: Sequence[str]) -> str:
+    slots = [slot for slot in bad if slot >= 0]
+    beside = [name for slot, name in ((EMBED, "the embedding"), (LAST, "the last state")) if slot in bad]
+    where = " and ".join([*([name_slots(slots)] if slots else []), *beside])
+    return f"{count} {'row' if count == 1 else 'rows'} in {where} {'is' if count == 1 else 'are'} {text} " + (
+        f"({' and '.join(sides)})."
+    )
 
 
 def _is_bytes(stream: StreamFacts) -> bool:
@@ -282,7 +297,7 @@ def _is_bytes(stream: StreamFacts) -> bool:
 
 
 def _count(name: str, slot: SlotResult, facts: Facts) -> tuple[int, int]:
-    rows = next((r for r in facts.rows if r.slot == slot.slot), None)
+    rows = next((r for r in (*facts.rows, *facts.other_rows) if r.slot == slot.slot), None)
     if rows is None:
         return 0, 0
     if name == "nan-inf":

@@ -69,3 +69,17 @@ def test_rows_that_are_not_finite_repeat_nothing(value: float) -> None:
     assert duplicate_rows(rows, np.arange(6), np.arange(6)) == 0
     found = row_statistics(rows)
     assert found.repeated_rows == 0 and found.nan_rows == 6
+
+
+@pytest.mark.parametrize(("value", "name"), [(np.nan, "nan-inf"), (np.inf, "nan-inf"), (0.0, "zero-rows")])
+def test_one_broken_row_of_the_last_state_is_named(value: float, name: str) -> None:
+    """A dump with a NaN in its last state was a MATCH in which nothing is wrong: only slots were looked through."""
+    dump = dumped(WORLD, WIRING)
+    assert dump.last is not None
+    rows = dump.last.rows.floats().copy()
+    rows[20] = value
+    result = diff(served(WORLD, WIRING), replace(dump, last=replace(dump.last, rows=bf16(rows))))
+    found = next(f for f in result.findings if f.id == name)
+    assert found.summary.startswith("1 row in the last state is ") and "(reference)" in found.summary
+    assert found.slots == () and found.evidence == {"last": {"left": 0, "reference": 1}}
+    assert (result.verdict, result.exit_code) == ("mismatch", 1)

@@ -48,29 +48,31 @@ def compare_paths(
 ) -> Result:
     """Open both sides and compare them; ``reference`` None looks inside the left trace alone.
 
-    mapping, request: what the reference does not say of itself, or the left side where there is no reference; a hidden
-    size also cuts the slots of the left side, which may be of another width. rank_traces, others, expected: see
-    :func:`drafttrace.tracer.beside.gather`. Raises DrafttraceError for a reference_format without a reference.
+    mapping, request: what the reference does not say of itself, or the left side where there is no reference.
+    rank_traces, others, expected: see :func:`drafttrace.tracer.beside.gather`. Raises DrafttraceError for a
+    reference_format without a reference.
     """
     from drafttrace.compare.diff import diff as compare
     from drafttrace.compare.diff import measure_noise
     from drafttrace.compare.thresholds import DEFAULT
     from drafttrace.tracer.beside import gather
     from drafttrace.tracer.decoding import decoder, tokenizer_folder
-    from drafttrace.tracer.open import names_several, open_capture
+    from drafttrace.tracer.open import open_capture
+    from drafttrace.tracer.open_two import open_alone, open_two
 
     theirs = None
     if reference is None:
         _refuse_format_of_nothing(reference_format)
-        ours = open_capture(left, format=left_format, mapping=mapping, request=request)
+        ours = open_alone(left, format=left_format, mapping=mapping, request=request)
     else:
-        like = None
-        if names_several(left, format=left_format, request=_width_alone(request)):
-            if names_several(reference, format=reference_format, mapping=mapping, request=request):
-                raise _both_several(left, reference)
-            like = open_capture(reference, format=reference_format, mapping=mapping, request=request)
-        ours = open_capture(left, format=left_format, like=like, request=_width_alone(request))
-        theirs = open_capture(reference, format=reference_format, like=ours, mapping=mapping, request=request)
+        ours, theirs = open_two(
+            left,
+            reference,
+            left_format=left_format,
+            reference_format=reference_format,
+            mapping=mapping,
+            request=request,
+        )
         _refuse_itself(ours, theirs)
     floor = None
     if noise is not None:
@@ -93,20 +95,6 @@ def _refuse_format_of_nothing(reference_format: str | None) -> None:
             f"--format {reference_format} is how REFERENCE is to be read, and there is no REFERENCE; give one, or name the "
             "format of LEFT with --left-format."
         )
-
-
-def _both_several(left: str, reference: str) -> DrafttraceError:
-    """Neither side says which sample is meant. No number is suggested: the first of a server's may be its warm-up."""
-    return DrafttraceError(
-        f"'{left}' and '{reference}' hold several samples each; name the one to compare in one of them, as PATH#i."
-    )
-
-
-def _width_alone(request: Request | None) -> Request:
-    """What is said of the reference and helps to read the other side: how wide a slot is, unless the file knows better."""
-    from drafttrace.tracer.dumps.registry import Request
-
-    return Request().told(None if request is None else request.hidden_size, None)
 
 
 def _refuse_itself(left: Capture, reference: Capture) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,20 +33,16 @@ if TYPE_CHECKING:
 def _captures(
     spec: str, *, every: bool, format: str | None, mapping: FieldMap | None, request: Request
 ) -> list[Capture]:
-    from drafttrace.tracer.open import open_capture, open_numbered, split_spec
+    from drafttrace.tracer.open import open_some
 
-    first, count = open_numbered(spec, format=format, mapping=mapping, request=request)
-    if not every:
-        if count > 1 and split_spec(spec)[1] is None:
-            raise DrafttraceError(
-                f"'{spec}' holds {count} samples; name one as '{spec}#0', or replay all of them with --all."
-            )
-        return [first]
-    rest = (
-        open_capture(spec, format=format, sample=number, mapping=mapping, request=request)
-        for number in range(1, count)
-    )
-    return [first, *rest]
+    def chosen(numbers: Sequence[int]) -> Sequence[int]:
+        if every:
+            return numbers
+        raise DrafttraceError(
+            f"'{spec}' holds {len(numbers)} samples; name one as '{spec}#{numbers[0]}', or replay all of them with --all."
+        )
+
+    return list(open_some(spec, chosen, format=format, mapping=mapping, request=request))
 
 
 def _wirings(texts: list[str]) -> list[tuple[int, ...]]:

@@ -1,0 +1,66 @@
+"""Both sides of a comparison, or one alone: which sample is meant, and what is missing."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import drafttrace
+from drafttrace.compare.judge import rejudge
+from drafttrace.tracer.commands.diff import compare_paths
+from drafttrace.tracer.commands.replay import _captures
+from drafttrace.tracer.convert import convert
+from drafttrace.tracer.dumps.registry import Request
+from drafttrace.tracer.errors import DrafttraceError
+from drafttrace.tracer.few_samples import open_few
+from drafttrace.tracer.open import open_some
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_a_left_of_several_samples_without_a_reference_says_what_is_missing(tmp_path: Path) -> None:
+    """'holds 8 samples; name one as ...#0', and then nothing could be compared of that, either."""
+    dump = str(ROOT / "pairs/tiny-kimi/dump")
+    for compare in (lambda path: compare_paths(path, None), drafttrace.diff):
+        with pytest.raises(
+            DrafttraceError, match=rf"holds 8 samples of a dump .*: drafttrace diff TRACE {dump}\.$"
+        ):
+            compare(dump)
+    for number in (0, 1):
+        shutil.copy(ROOT / "traces/tiny-kimi/fixed.h5", tmp_path / f"trace_{number}.h5")
+    with pytest.raises(DrafttraceError, match=rf"holds 2 traces, .*; name it, as '{tmp_path}#0'\.$"):
+        compare_paths(str(tmp_path), None)
+    assert compare_paths(f"{tmp_path}#0", None).verdict == "match"
+
+
+def test_one_sample_without_a_reference_says_what_is_missing(tmp_path: Path) -> None:
+    """'Nothing could be compared.', and no word of what to give."""
+    dump = f"{ROOT}/pairs/tiny-kimi/dump"
+    result = drafttrace.diff(f"{dump}#0")
+    assert (result.verdict, result.exit_code) == ("incomparable", 2)
+    assert result.summary.endswith(f"drafttrace diff TRACE {dump}/data_0.pt.")
+    assert rejudge(result, result.thresholds).summary == result.summary
+    trace = tmp_path / "x.h5"
+    convert(f"{dump}#0", trace, "trace", lose=["loss-mask", "layer-ids"])
+    assert drafttrace.diff(trace).summary.endswith(f"drafttrace diff {trace} DUMP.")
+
+
+def test_the_python_interface_finds_the_sample_of_left_too() -> None:
+    """Only the command line did; here it was 'holds 8 samples; name one'."""
+    dump, trace = ROOT / "pairs/tiny-llama/dump", ROOT / "traces/tiny-llama/healthy.h5"
+    assert drafttrace.diff(dump, trace).left.path == drafttrace.diff(dump, drafttrace.open(trace)).left.path
+    assert len(drafttrace.measure(dump, trace)) > 0
+
+
+def test_samples_with_gaps_in_their_numbers_are_all_opened(tmp_path: Path) -> None:
+    """'has no sample 1: it holds 3, numbered 1 to 7': places were taken for numbers, by check --dump and replay --all."""
+    for number in (1, 3, 7):
+        shutil.copy(ROOT / f"pairs/tiny-kimi/dump/data_{number}.pt", tmp_path)
+    assert [one.sample for one in open_few(str(tmp_path))] == [1, 3, 7]
+    assert [one.sample for one in open_some(str(tmp_path), lambda numbers: numbers[1:])] == [3, 7]
+    assert [one.sample for one in open_few(f"{tmp_path}#3")] == [3]
+    with pytest.raises(DrafttraceError, match=rf"name one as '{tmp_path}#1', or replay all of them with --all"):
+        _captures(str(tmp_path), every=False, format=None, mapping=None, request=Request())
+    assert len(_captures(str(tmp_path), every=True, format=None, mapping=None, request=Request())) == 3

@@ -1,0 +1,69 @@
+"""The sides of a comparison. One may be a dump of several samples: the tokens of the other tell which is meant."""
+
+from __future__ import annotations
+
+from drafttrace.tracer.capture import Capture
+from drafttrace.tracer.dumps.registry import FieldMap, Request
+from drafttrace.tracer.errors import DrafttraceError, NothingToCompare
+from drafttrace.tracer.open import names_several, open_capture, several_in
+
+
+def open_two(
+    left: str,
+    reference: str,
+    *,
+    left_format: str | None = None,
+    reference_format: str | None = None,
+    mapping: FieldMap | None = None,
+    request: Request | None = None,
+) -> tuple[Capture, Capture]:
+    """LEFT and REFERENCE of a comparison, each ``PATH`` or ``PATH#i``.
+
+    mapping, request: what the reference does not say of itself; a hidden size also cuts the slots of the left side, which
+    may be of another width. Raises DrafttraceError where both hold several samples, and what
+    :func:`~drafttrace.tracer.open.open_capture` raises.
+    """
+    like = None
+    if names_several(left, format=left_format, request=_width_alone(request)):
+        if names_several(reference, format=reference_format, mapping=mapping, request=request):
+            raise _both_several(left, reference)
+        like = open_capture(reference, format=reference_format, mapping=mapping, request=request)
+    ours = open_capture(left, format=left_format, like=like, request=_width_alone(request))
+    return ours, open_capture(reference, format=reference_format, like=ours, mapping=mapping, request=request)
+
+
+def open_alone(
+    left: str,
+    *,
+    format: str | None = None,
+    mapping: FieldMap | None = None,
+    request: Request | None = None,
+) -> Capture:
+    """LEFT, where there is no REFERENCE. Raises NothingToCompare where it holds several samples: none of them is meant
+    more than the others, and in a training dump none could be checked."""
+    several = several_in(left, format=format, mapping=mapping, request=request)
+    if several is None:
+        return open_capture(left, format=format, mapping=mapping, request=request)
+    from drafttrace.tracer.dumps.from_traces import FORMAT
+
+    if several.layout.id == FORMAT:
+        raise NothingToCompare(
+            f"'{left}' holds {len(several.refs)} traces, and without a REFERENCE one is looked into at a time; name it, as "
+            f"'{left}#{several.refs[0].number}'."
+        )
+    raise NothingToCompare(
+        f"'{left}' holds {len(several.refs)} samples of a dump ({several.layout.id}), in which nothing can be checked "
+        f"without a REFERENCE; compare it with the trace of the same tokens: drafttrace diff TRACE {left}."
+    )
+
+
+def _both_several(left: str, reference: str) -> DrafttraceError:
+    """Neither side says which sample is meant. No number is suggested: the first of a server's may be its warm-up."""
+    return DrafttraceError(
+        f"'{left}' and '{reference}' hold several samples each; name the one to compare in one of them, as PATH#i."
+    )
+
+
+def _width_alone(request: Request | None) -> Request:
+    """What is said of the reference and helps to read the other side: how wide a slot is, unless the file knows better."""
+    return Request().told(None if request is None else request.hidden_size, None)

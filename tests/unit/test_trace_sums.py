@@ -151,3 +151,17 @@ def test_one_flipped_bit_changes_the_sum_of_its_row_alone(dtype: DType, width: i
             stored[4, byte] ^= 1 << bit
             assert (row_sums(rows) != before).tolist() == [k == 4 for k in range(7)]
             stored[4, byte] ^= 1 << bit
+
+
+def test_a_token_that_changed_is_told_by_the_rows(tmp_path: Path) -> None:
+    """The list of tokens has no checksum: 'the token ids differ', said of a damaged copy."""
+    path = Path(shutil.copy(Path(__file__).parents[2] / "traces/tiny-kimi/fixed.h5", tmp_path))
+    assert not read_trace(path).notes
+    with h5py.File(path, "r+") as file:
+        right = int(file["tokens/ids"][3])
+        file["tokens/ids"][3] = right ^ 1
+    (note,) = read_trace(path).notes
+    assert note.startswith(f"token 3 is {right} in the row that the server computed and {right ^ 1} in the list")
+    with h5py.File(path, "r+") as file:  # a picture: other ids in the forward pass than in the request
+        file["tokens/ids"][3:20] = 5
+    assert not read_trace(path).notes

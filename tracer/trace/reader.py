@@ -300,12 +300,28 @@ def _about(trace: TraceFile) -> tuple[dict[str, Any], list[str]]:
     return blocks, notes
 
 
+def _contradiction(rows: Records, known: Ints) -> list[str]:
+    """A note where one token is another in the table of rows, which has checksums, as the list of tokens has not.
+
+    Where many differ, it is no changed byte: a picture has other ids in the forward pass than in the request.
+    """
+    told = rows[(rows["accepted"] == Accepted.ACCEPTED) & (rows["position"] >= 0) & (rows["position"] < len(known))]
+    told = told[(told["token_id"] >= 0) & (known[told["position"]] >= 0)]
+    differs = told[told["token_id"] != known[told["position"]]]
+    positions = np.unique(differs["position"])
+    if len(positions) != 1:
+        return []
+    at, ran = int(positions[0]), int(differs["token_id"][-1])
+    return [f"token {at} is {ran} in the row that the server computed and {int(known[at])} in the list of tokens: one of "
+            "them was changed after it was written"]  # fmt: skip
+
+
 def _tokens(trace: TraceFile, rows: Records) -> tuple[Ints, list[str]]:
     stored = _whole(trace, schema.TOKENS)
     with trace.reading(f"/{schema.TOKENS}"):
         known: Ints = np.asarray(stored).astype(np.int64).reshape(-1)
     if bool(_attribute(trace, schema.ATTR_COMPLETE, False)):
-        return known, []
+        return known, _contradiction(rows, known)
     tokens = recover_tokens(rows, known)
     if len(tokens) == len(known):
         return tokens, []

@@ -82,4 +82,5 @@ def cross_dots(xs: Sequence[Floats], ys: Sequence[Floats]) -> Doubles:
     with ThreadPoolExecutor(parts - 1) as pool:
         others = [pool.submit(native.cross, xs, ys, cut) for cut in cuts[1:]]
         own = native.cross(xs, ys, cuts[0])  # here: a call takes milliseconds, and so does a thread to get going
-        return np.concatenate([own, *(other.result() for other in others)]).transpose(1, 2, 0)
+        done: Doubles = np.concatenate([own, *(other.result() for other in others)])
+    return done.transpose(1, 2, 0)

@@ -33,6 +33,7 @@ from drafttrace.tracer.trace.h5create import (
 from drafttrace.tracer.trace.layout import TraceLayout
 from drafttrace.tracer.trace.schema import Records
 from drafttrace.tracer.trace.sides import PaddingSide, RankSide, Side, Tensors
+from drafttrace.tracer.trace.writeback import Writeback
 
 _REASON_BYTES = 256
 _DATASET_BYTES = 8192  # header, attributes and first chunk of a dataset without rows
@@ -66,6 +67,7 @@ class TraceWriter:
         self._broken: str | None = None
         self._file: h5py.File | None = create_file(self.path, overwrite)
         self._room = Room(self._file)
+        self._disk = Writeback(self._file.id.get_vfd_handle())
         self._blocks = {*(about or {}), *late}
         try:
             tensors = len(layout.target) + len(layout.draft) + 4 * len(layout.ranks)
@@ -147,6 +149,7 @@ class TraceWriter:
                 side.flush(last)
             for rank in self._ranks.values():
                 rank.flush()
+        self._disk.reached(self.bytes_written)
 
     def finish(
         self,

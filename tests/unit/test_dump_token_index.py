@@ -95,7 +95,7 @@ def test_a_sample_that_became_unreadable_under_the_same_time(
 def test_files_that_could_not_be_read_are_said_where_no_sample_is_found(tmp_path: Path) -> None:
     """'None of the 299 samples starts with ...': the one that was meant may have been the damaged one."""
     written(tmp_path)
-    with pytest.raises(NothingToCompare, match=r"tokens of 'trace\.h5'; is it the dump") as whole:
+    with pytest.raises(NothingToCompare, match=r"tokens of 'trace\.h5'; give the dump") as whole:
         find_sample(str(tmp_path), like(100))
     assert "could not" not in str(whole.value)
     for number, words in ((5, r"\('hs_5\.safetensors' could not be read\)"),

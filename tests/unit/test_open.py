@@ -242,7 +242,7 @@ def test_json_lists(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("slots", "tokens", "words"),
     [
-        ("nothing", "ids", "no field 'nothing' in .*; it holds 'ids', 's2', 's4', 's5'"),
+        ("nothing", "ids", "no field 'nothing' in .*, which holds 'ids', 's2', 's4', 's5'; name a field"),
         ("s2[9]", "ids", "no entry 9"),
         ("s2", "s4", "1 axes are expected"),
         ("ids", "ids", "axes are expected|holds int64"),

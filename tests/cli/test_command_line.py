@@ -387,7 +387,7 @@ def test_installed_completion_completes_in_bash(tmp_path: Path) -> None:
     script = """
         source ~/.bashrc
         COMP_WORDS=(drafttrace re) COMP_CWORD=1
-        "$(complete -p drafttrace | sed 's/.*-F \\([^ ]*\\).*/\\1/')"
+        "$(complete -p drafttrace | sed 's/.*-F \\([^ ]*\\).*/\\1/')" drafttrace
         echo "${COMPREPLY[@]}"
     """
     done = subprocess.run([bash, "-c", script], capture_output=True, text=True, env=env, timeout=60)

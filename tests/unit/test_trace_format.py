@@ -66,7 +66,10 @@ def test_the_tree_is_the_one_of_the_design(tmp_path: Path) -> None:
         + ["draft/hidden_in", "draft/fc_in", "draft/fc_out", "draft/embed_in", "draft/hidden_out"]
         + ["draft/topk/ids", "draft/topk/draft_ids", "draft/topk/logits"]
         + ["ranks/0/rows", "ranks/0/hashes", "ranks/1/rows", "ranks/1/hashes"]
-        + [f"summary/row_norms/{name}" for name in ("aux_0", "aux_1", "aux_2", "embed", "last", "position")]
+        + [
+            f"summary/row_norms/{name}"
+            for name in ("aux_0", "aux_1", "aux_2", "embed", "last", "position", "title")
+        ]
     )
     assert [int(phase) for phase in Phase] == list(range(6))  # stored: never renumber
     assert [int(accepted) for accepted in Accepted] == [0, 1, 2]
@@ -132,6 +135,8 @@ def test_viewers_find_the_plot(tmp_path: Path) -> None:
         axis = [name.decode() for name in data.attrs["axes"]]
         signals = [data.attrs["signal"].decode(), *(name.decode() for name in data.attrs["auxiliary_signals"])]
         assert axis == ["position"] and signals == ["aux_0", "aux_1", "aux_2", "embed", "last"]
+        assert data["title"][()].decode() == nexus.TITLE and "title" not in data.attrs
+        assert [name for name in signals if "long_name" in data[name].attrs] == ["aux_0"]
         position = data["position"][:]
         assert position.tolist() == list(range(len(TOKENS) - 1))  # every token of the output but the last, once
         for name in signals:

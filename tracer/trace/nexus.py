@@ -16,6 +16,7 @@ from drafttrace.tracer.trace import schema, texts
 from drafttrace.tracer.trace.layout import TensorSpec, TraceLayout, present_names
 
 DATA = "row_norms"
+TITLE = "row norms over token position"
 MAX_POINTS = 512
 """A plot needs no more; the norms of a long trace would cost as much as writing it."""
 
@@ -41,10 +42,11 @@ def declare(file: h5py.File, layout: TraceLayout) -> None:
     data = summary.require_group(DATA)
     texts.set_attribute(summary, "default", DATA)
     texts.set_attribute(data, "NX_class", "NXdata")
-    texts.set_attribute(data, "title", "row norms over token position")
+    texts.write_text(data, "title", TITLE)  # NeXus wants a dataset; silx shows an attribute's bytes as they are
     for spec in specs:
         curve = data.create_dataset(_curve(spec), (0,), "<f4", maxshape=(MAX_POINTS,), chunks=(MAX_POINTS,))
-        texts.set_attribute(curve, "long_name", f"norm of {spec.name}")
+        if spec is specs[0]:  # silx decodes the signal's long name, and shows those of the others as Python's bytes
+            texts.set_attribute(curve, "long_name", f"norm of {spec.name}")
     axis = data.create_dataset("position", (0,), "<i8", maxshape=(MAX_POINTS,), chunks=(MAX_POINTS,))
     texts.set_attribute(axis, "units", "tokens")
     texts.set_attribute(data, "signal", _curve(specs[0]))

@@ -25,22 +25,30 @@ DIFF, EXPECTED, REPLAY = "diff TRACE DUMP", "diff TRACE DUMP --expected REPLAY",
 @dataclass(frozen=True)
 class Damage:
     """A fault of the draft behind fc. wanted: command -> the id that comes first, None for none: the accept length is
-    one that a draft may have. place: the tensor and step (from 0) at which live and replay part."""
+    one that a draft may have. place: the tensor and step (from 0) at which live and replay part. parts: what the replay
+    blames for it."""
 
     word: str
     wanted: dict[str, str | None]
     place: tuple[str, int]
+    parts: tuple[str, ...]
 
 
 DOWNSTREAM = {DIFF: "downstream", EXPECTED: "downstream", REPLAY: "downstream"}
 UNPROVEN = {DIFF: None, EXPECTED: "downstream", REPLAY: "downstream"}
+HEAD_OR_NORM = ("the final norm", "lm_head")
 DAMAGES = {
-    "draft head permuted": Damage("head-permuted", DOWNSTREAM, ("proposal", 0)),
-    "half of the draft head permuted": Damage("head-partly-permuted", UNPROVEN, ("proposal", 0)),
-    "draft layer puts out nothing": Damage("layer-lost", UNPROVEN, ("hidden_out", 0)),
-    "draft attention puts out nothing": Damage("attention-lost", UNPROVEN, ("hidden_out", 0)),
-    "rope base of the draft's layer changed": Damage("draft-rope", UNPROVEN, ("hidden_out", 0)),
-    "a window in the draft's layer": Damage("draft-window", UNPROVEN, ("hidden_out", 0)),
+    "draft head permuted": Damage("head-permuted", DOWNSTREAM, ("proposal", 0), HEAD_OR_NORM),
+    "half of the draft head permuted": Damage("head-partly-permuted", UNPROVEN, ("proposal", 0), HEAD_OR_NORM),
+    "final norm of the draft at random": Damage(
+        "final-norm-at-random", {REPLAY: "downstream"}, ("proposal", 0), ("the final norm",)
+    ),
+    "draft layer puts out nothing": Damage("layer-lost", UNPROVEN, ("hidden_out", 0), ("layers.0",)),
+    "draft attention puts out nothing": Damage(
+        "attention-lost", UNPROVEN, ("hidden_out", 0), ("layers.0.self_attn",)
+    ),
+    "rope base of the draft's layer changed": Damage("draft-rope", UNPROVEN, ("hidden_out", 0), ("layers.0",)),
+    "a window in the draft's layer": Damage("draft-window", UNPROVEN, ("hidden_out", 0), ("layers.0",)),
 }
 
 
@@ -87,6 +95,7 @@ def test_a_fault_behind_fc(server: FaultServer, fault: str, tmp_path: Path, faul
         assert found.code == (1 if not row.note else 0)
     first = rows[-1][1].result["findings"][0]["evidence"]
     assert (first["tensor"], first["step"]) == damage.place
+    assert tuple(first["parts"]) == damage.parts, first
 
 
 @pytest.mark.parametrize("command", [DIFF, EXPECTED, REPLAY])

@@ -52,7 +52,7 @@ def _changed(model: Any) -> dict[str, torch.nn.Parameter]:
     return {
         name: weight
         for name, weight in model.named_parameters()
-        if name == "lm_head.weight" or name.endswith((".o_proj.weight", ".down_proj.weight"))
+        if name in ("lm_head.weight", "model.norm.weight") or name.endswith((".o_proj.weight", ".down_proj.weight"))
     }
 
 
@@ -106,10 +106,17 @@ def _permute_head(model: Any, part: float) -> None:
     weight[moved] = weight[moved.roll(1)].clone()
 
 
+def final_norm_at_random(worker: Any, model: Any) -> None:
+    """A final norm that no checkpoint filled: some channels count a hundred times as much as others."""
+    weight = model.model.norm.weight.data
+    noise = torch.randn(weight.shape, generator=torch.Generator().manual_seed(7))
+    weight.copy_(torch.exp(1.5 * noise))
+
+
 def layer_lost(worker: Any, model: Any) -> None:
     """What the draft's layer adds is lost on the way: attention and MLP put out nothing."""
     for name, weight in _changed(model).items():
-        if name != "lm_head.weight":
+        if name.endswith((".o_proj.weight", ".down_proj.weight")):
             weight.data.zero_()
 
 
@@ -135,6 +142,7 @@ WEIGHTS: dict[str, Callable[[Any, Any], None]] = {
     "head-at-random": head_at_random,
     "head-permuted": head_permuted,
     "head-partly-permuted": head_partly_permuted,
+    "final-norm-at-random": final_norm_at_random,
     "attention-lost": attention_lost,
     "layer-lost": layer_lost,
     "fc-norm-skipped": fc_norm_skipped,

@@ -190,8 +190,8 @@ def render(summary: Summary, console: Console) -> None:
         for name, justify in (("finding", "left"), ("samples", "right"), ("share", "right"), ("what", "left")):
             table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
         for one in summary.findings:
-            name = Text(one.id, style="bold" if one.severity == "fault" else "")
-            table.add_row(name, str(one.samples), f"{one.share:.0%}", Text(printable(one.summary)))
+            shown = Text(one.id, style="bold" if one.severity == "fault" else "")
+            table.add_row(shown, str(one.samples), f"{one.share:.0%}", Text(printable(one.summary)))
         console.print(table)
         for one in summary.findings:
             if one.severity == "fault":

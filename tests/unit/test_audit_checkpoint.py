@@ -115,8 +115,8 @@ def test_shards_are_read_through_the_index(tmp_path: Path) -> None:
     ("weight_map", "words"),
     [
         ({"a": "gone.safetensors"}, "lacks 1 of 1 shards"),
-        ({"a": "../model.safetensors"}, "same folder"),
-        ({"a": 3}, "same folder"),
+        ({"a": "../model.safetensors"}, "of its own folder"),
+        ({"a": 3}, "of its own folder"),
         ({}, "no weight_map"),
         ({"z": "model.safetensors"}, "does not hold it"),
     ],

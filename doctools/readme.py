@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,21 @@ _CLASSES = {
     "unknown": "none of these",
     "tracer": "the recorder itself",
 }
+_RECORDED = {
+    "tiny-llama": "tiny-llama, whose rounds take milliseconds: the worst case",
+    "smol": "SmolLM2-135M",
+}
+_SHARE = "{value:.2f} of the speed without ({low:.2f} to {high:.2f})"
+_COSTS = (
+    ("the plugin, nothing traced", "plugin on, nothing traced / no plugin, by processor time", _SHARE),
+    ("one request of eight traced", "one of eight traced / none traced, by processor time", _SHARE),
+    (
+        "SGLang's own `return_hidden_states` for one of eight",
+        "return_hidden_states, one of eight / none, by processor time",
+        _SHARE,
+    ),
+    ("memory of the scheduler", "memory of the scheduler, MiB more", "{value:.0f} MiB more"),
+)
 _DUMPERS = {
     "SpecForge": "SF-",
     "speculators": "SPEC-",
@@ -47,7 +63,14 @@ def readme() -> str:
     """The README with its tables made anew, between their ``begin`` and ``end`` comments."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     return between(
-        text, {"findings": _named(), "formats": _read(), "commands": _commands(), "versions": _versions()}
+        text,
+        {
+            "findings": _named(),
+            "formats": _read(),
+            "commands": _commands(),
+            "versions": _versions(),
+            "cost": _cost(),
+        },
     )
 
 
@@ -82,6 +105,28 @@ def _commands() -> Iterator[str]:
         for name, command in group.commands.items()
     ]
     yield from table("command", "what it does", rows=rows)
+
+
+def _cost() -> Iterator[str]:
+    """The figures of ``bench/recorder.py --json bench/recorder.json``: the median of its runs, the least and the most."""
+    found = json.loads((ROOT / "bench/recorder.json").read_text("utf-8"))
+    figures = {figure["name"]: figure for figure in found["figures"]}
+    pairs = [pair for pair in _RECORDED if any(name.startswith(f"{pair}: ") for name in figures)]
+
+    def shown(pair: str, name: str, form: str) -> str:
+        figure = figures[f"{pair}: {name}"]
+        runs = (
+            [float(value) for value in figure["detail"].removeprefix("runs ").split()] if "{low" in form else [0.0]
+        )
+        return form.format(value=figure["value"], low=min(runs), high=max(runs))
+
+    rows = [(what, *(shown(pair, name, form) for pair in pairs)) for what, name, form in _COSTS]
+    yield from table("what", *(_RECORDED[pair] for pair in pairs), rows=rows)
+    yield (
+        "Speed is tokens per second of processor time, on two servers that took turns on two cores with a load of "
+        f"{found['load']:.0f}. In brackets the least and the most of the runs: what lies around 1 is not to be told from "
+        "nothing. `make bench-recorder` measures it on your machine."
+    )
 
 
 def _versions() -> Iterator[str]:

@@ -26,12 +26,14 @@ DIFF, EXPECTED, REPLAY = "diff TRACE DUMP", "diff TRACE DUMP --expected REPLAY",
 class Damage:
     """A fault of the draft behind fc. wanted: command -> the id that comes first, None for none: the accept length is
     one that a draft may have. place: the tensor and step (from 0) at which live and replay part. parts: what the replay
-    blames for it."""
+    blames for it. slight: pairs on whose text it costs so little (3.48 of 4.05) that no accept length proves it, with an
+    expected one beside it or not; the replay does."""
 
     word: str
     wanted: dict[str, str | None]
     place: tuple[str, int]
     parts: tuple[str, ...]
+    slight: tuple[str, ...] = ()
 
 
 DOWNSTREAM = {DIFF: "downstream", EXPECTED: "downstream", REPLAY: "downstream"}
@@ -47,7 +49,9 @@ DAMAGES = {
     "draft attention puts out nothing": Damage(
         "attention-lost", UNPROVEN, ("hidden_out", 0), ("layers.0.self_attn",)
     ),
-    "rope base of the draft's layer changed": Damage("draft-rope", UNPROVEN, ("hidden_out", 0), ("layers.0",)),
+    "rope base of the draft's layer changed": Damage(
+        "draft-rope", UNPROVEN, ("hidden_out", 0), ("layers.0",), slight=("tiny-llama",)
+    ),
     "a window in the draft's layer": Damage("draft-window", UNPROVEN, ("hidden_out", 0), ("layers.0",)),
 }
 
@@ -84,7 +88,8 @@ def test_a_fault_behind_fc(server: FaultServer, fault: str, tmp_path: Path, faul
     damage = DAMAGES[fault]
     trace = server.record(tmp_path / "t.h5", damage.word, more=TOKENS)
     rows = []
-    for command, wanted in damage.wanted.items():
+    for command, named in damage.wanted.items():
+        wanted = None if command == EXPECTED and server.pair.name in damage.slight else named
         found = judged(server, trace, command)
         # None: no fault is named, and the observed length is told beside what nobody knows.
         row = server.row(fault, [wanted], found, command) if wanted else server.note(fault, "none", found, command)

@@ -19,7 +19,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from pairs.chat import BOS_ID, END_ID
-from pairs.targets import EPS, MAX_POSITIONS, rms_norm, rope_angles, rotate_halves
+from pairs.shapes import EPS, MAX_POSITIONS
+from pairs.targets import rms_norm, rope_angles, rotate_halves
 from pairs.tokenizer import VOCAB_SIZE
 
 

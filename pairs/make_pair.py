@@ -22,16 +22,8 @@ from torch import Tensor
 from pairs import dumps, offline
 from pairs.corpus import WITHOUT_ECHO, conversations, held_out_talks
 from pairs.eagle3 import DraftShape, Eagle3, load_draft
-from pairs.targets import (
-    DeepseekShape,
-    DeepseekTarget,
-    LlamaShape,
-    Target,
-    build_target,
-    describe,
-    grow,
-    load_target,
-)
+from pairs.shapes import DeepseekShape, LlamaShape, describe
+from pairs.targets import DeepseekTarget, Target, build_target, grow, load_target
 from pairs.tokenizer import ChatTokenizer, Encoded, train_tokenizer
 from pairs.train_draft import DraftPlan, train_draft
 from pairs.train_target import Lookahead, TargetPlan, train_target

@@ -9,7 +9,8 @@ import torch
 
 from pairs.eagle3 import DraftShape, Eagle3, load_draft
 from pairs.offline import accept_lengths, greedy
-from pairs.targets import LlamaShape, build_target
+from pairs.shapes import LlamaShape
+from pairs.targets import build_target
 from pairs.tokenizer import VOCAB_SIZE
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from pairs.targets import DeepseekShape, LlamaShape, build_target, load_target, shape_from_config
+from pairs.shapes import DeepseekShape, LlamaShape, shape_from_config
+from pairs.targets import build_target, load_target
 
 SHAPES = {"llama": LlamaShape(layers=3), "deepseek": DeepseekShape(layers=4)}
 

@@ -22,6 +22,7 @@ from drafttrace.tracer.auditing.outcome import COMPARED, FAILED, UNMATCHED, Outc
 from drafttrace.tracer.auditing.pools import run_local, run_ray
 from drafttrace.tracer.auditing.run import Order, run
 from drafttrace.tracer.auditing.summary import FindingCount, Problem, Summary, render, summarise
+from drafttrace.tracer.auditing.table import AuditTable
 from drafttrace.tracer.auditing.work import Settings
 from drafttrace.tracer.dumps.registry import Request
 from drafttrace.tracer.errors import DrafttraceError, OutputExists, UnknownFormat
@@ -95,6 +96,29 @@ def test_an_audit_says_what_diff_says(tmp_path: Path) -> None:
         assert (verdict, summary) == (result.verdict, result.summary)
         ids = rows(tmp_path / "audit.sqlite", f"SELECT id FROM findings WHERE reference = '{reference}'")
         assert sorted(i for (i,) in ids) == sorted(f.id for f in result.findings)
+
+
+def test_a_finished_audit_is_one_file_also_while_it_is_read(tmp_path: Path) -> None:
+    """Its summary is read without the right to write, which left two empty files beside a table in WAL mode."""
+    dump, traces = make(tmp_path, 2)
+    for _ in range(2):  # the second one goes on with the first
+        audit(dump, traces, tmp_path / "out.sqlite")
+        assert [path.name for path in tmp_path.glob("out.sqlite*")] == ["out.sqlite"]
+
+
+def test_an_audit_that_somebody_reads_all_the_while_ends_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("drafttrace.tracer.auditing.table._PATIENCE", 0.05)
+    path = tmp_path / "out.sqlite"
+    with AuditTable(path, {"of": "this"}):
+        reader = sqlite3.connect(path)
+        statement = reader.execute("SELECT key FROM about")
+        assert statement.fetchone()  # and it stays open
+    assert statement.fetchone()
+    with AuditTable(path, {"of": "this"}) as again:
+        assert again.query("SELECT count(*) FROM samples") == [(0,)]
+    reader.close()
 
 
 def test_a_second_run_does_only_what_is_new_or_changed(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import json
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import astuple, fields
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +15,7 @@ from drafttrace.tracer.auditing.outcome import FINAL, FoundRow, Outcome, SlotRow
 from drafttrace.tracer.errors import OutputExists, UnreadableFile
 
 SCHEMA = "drafttrace.audit/1"
+_PATIENCE = 30.0  # seconds that a reader may hold up the audit
 _COMMIT_AFTER = 1.0  # seconds of work that a killed audit may lose
 _SAMPLE = (
     "reference",
@@ -68,7 +69,7 @@ class AuditTable:
                 part.unlink(missing_ok=True)
         fresh = not path.exists() or path.stat().st_size == 0
         try:
-            self._db = sqlite3.connect(path)
+            self._db = sqlite3.connect(path, timeout=_PATIENCE)
             if fresh:
                 self._make(text)
             known = dict(self._db.execute("SELECT key, value FROM about"))
@@ -83,10 +84,13 @@ class AuditTable:
                 f"The output '{path}' is the audit of something else (it says {known.get('of')}); give another name, or "
                 "--force to replace it."
             )
+        with suppress(sqlite3.OperationalError):  # somebody looks at it just now
+            self._db.execute(
+                "PRAGMA journal_mode=WAL"
+            )  # whoever looks at the table meanwhile does not stop the audit
         self._last_commit = time.monotonic()
 
     def _make(self, about: str) -> None:
-        self._db.execute("PRAGMA journal_mode=WAL")  # whoever looks at the table meanwhile does not stop the audit
         self._db.execute("CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT)")
         self._db.execute(_create("samples", list(_SAMPLE), "PRIMARY KEY (reference)"))
         for name, kind in (("findings", FoundRow), ("slots", SlotRow)):
@@ -105,6 +109,9 @@ class AuditTable:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._db.commit()
+        with suppress(sqlite3.OperationalError):  # somebody looks at it just now
+            # One file again: whoever reads a table in WAL mode without the right to write leaves two empty ones beside it.
+            self._db.execute("PRAGMA journal_mode=DELETE")
         self._db.close()
 
     def done(self) -> dict[str, str]:

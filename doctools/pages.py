@@ -16,6 +16,7 @@ from doctools.python_page import python_interface
 from doctools.readme import readme
 
 ROOT = Path(__file__).resolve().parents[1]
+SCHEMA = ROOT / "compare/result.schema.json"
 NOTE = "<!-- Made by `make docs-pages`; do not edit. -->"
 
 
@@ -33,15 +34,16 @@ def generated() -> dict[Path, str]:
         "thresholds.md": thresholds,
     }
     made = {folder / name: "\n".join([NOTE, "", *maker()]).rstrip() + "\n" for name, maker in makers.items()}
-    return {**made, ROOT / "README.md": readme(), README: pairs_page(), REAL_MODEL: real_model_page()}
+    others = {SCHEMA: result_schema(), README: pairs_page(), REAL_MODEL: real_model_page()}
+    return {**made, ROOT / "README.md": readme(), **others}
 
 
 # --- findings ------------------------------------------------------------------------------------------------------
 
 
 def findings() -> Iterator[str]:
-    from drafttrace.catalogue import CAUSES
-    from drafttrace.compare.vocabulary import CLASSES
+    from drafttrace.catalogue import causes
+    from drafttrace.compare.vocabulary import classes
 
     yield "# Findings"
     yield ""
@@ -54,13 +56,13 @@ def findings() -> Iterator[str]:
     yield from table(
         "class",
         "ids",
-        rows=[(kind, ", ".join(f"[`{name}`](#{name})" for name in names)) for kind, names in CLASSES.items()],
+        rows=[(kind, ", ".join(f"[`{name}`](#{name})" for name in names)) for kind, names in classes().items()],
     )
-    for kind, names in CLASSES.items():
+    for kind, names in classes().items():
         yield f"## {kind.capitalize().replace('-', ' ')}"
         yield ""
         for name in names:
-            cause = CAUSES[name]
+            cause = causes()[name]
             yield f"### {name}"
             yield ""
             yield _prose(cause.what)
@@ -156,7 +158,7 @@ def formats() -> Iterator[str]:
 
 
 def result() -> Iterator[str]:
-    schema = json.loads((ROOT / "compare/result.schema.json").read_text())
+    schema = json.loads(SCHEMA.read_text())
     yield "# Result"
     yield ""
     yield (
@@ -175,6 +177,17 @@ def result() -> Iterator[str]:
             yield part["description"].replace("[", "\\[").replace("<", "\\<")
             yield ""
         yield from _fields(part)
+
+
+def result_schema() -> str:
+    """The result's JSON Schema, with the findings that the code has now; all else in it is written by hand."""
+    from drafttrace.compare.vocabulary import KINDS, entries
+
+    schema = json.loads(SCHEMA.read_text())
+    fields = schema["$defs"]["Finding"]["properties"]
+    fields["id"]["enum"] = sorted(entries())
+    fields["class"]["enum"] = list(KINDS)
+    return json.dumps(schema, indent=1) + "\n"
 
 
 def _fields(part: Mapping[str, Any]) -> Iterator[str]:

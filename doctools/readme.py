@@ -75,10 +75,13 @@ def readme() -> str:
 
 
 def _named() -> Iterator[str]:
-    from drafttrace.compare.vocabulary import CLASSES
+    from drafttrace.compare.vocabulary import classes
 
     page = "docs/reference/findings.md"
-    rows = [(_CLASSES[kind], ", ".join(f"[`{name}`]({page}#{name})" for name in CLASSES[kind])) for kind in CLASSES]
+    rows = [
+        (_CLASSES[kind], ", ".join(f"[`{name}`]({page}#{name})" for name in names))
+        for kind, names in classes().items()
+    ]
     yield from table("about", "findings", rows=rows)
 
 

@@ -11,7 +11,7 @@ from drafttrace.compare.audit.target_config import TargetConfig
 from drafttrace.compare.draft_config import DraftConfig
 from drafttrace.compare.draft_weights import DraftWeights, slots_of_fc
 from drafttrace.compare.result import FAULT, NOTE, Finding
-from drafttrace.compare.vocabulary import CLASS_OF
+from drafttrace.compare.vocabulary import class_of
 from drafttrace.tracer.checkpoint import Checkpoint
 
 
@@ -58,7 +58,7 @@ def fault(
     slots: tuple[int, ...] = (),
 ) -> Finding:
     """A finding that makes the verdict a mismatch."""
-    return Finding(name, CLASS_OF[name], FAULT, confidence, slots, summary, dict(evidence or {}), remedy)
+    return Finding(name, class_of(name), FAULT, confidence, slots, summary, dict(evidence or {}), remedy)
 
 
 def note(
@@ -70,4 +70,4 @@ def note(
     slots: tuple[int, ...] = (),
 ) -> Finding:
     """A finding that a reader should know and that turns no verdict."""
-    return Finding(name, CLASS_OF[name], NOTE, confidence, slots, summary, dict(evidence or {}), remedy)
+    return Finding(name, class_of(name), NOTE, confidence, slots, summary, dict(evidence or {}), remedy)

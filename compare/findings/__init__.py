@@ -1,48 +1,40 @@
-"""From facts to named causes: one module per group of findings, each a pure function of :class:`Facts`."""
+"""From facts to named causes: one module per group of findings, each a pure function of :class:`Facts`.
+
+The modules are found by their names: every one in this folder is imported. One that names causes registers their entries
+(:mod:`drafttrace.compare.vocabulary`) and marks its function with :func:`~drafttrace.compare.findings.base.finder`.
+"""
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
+
 from drafttrace.compare.facts import Facts
-from drafttrace.compare.findings import (
-    conditions,
-    copies,
-    embedding,
-    inside,
-    positions,
-    rope,
-    rows,
-    tokens,
-    tracer,
-    values,
-    wiring,
-)
-from drafttrace.compare.findings.base import Finder, in_order
+from drafttrace.compare.findings.base import FINDERS, in_order
 from drafttrace.compare.findings.level import Ending, conclusion, find_unexplained
 from drafttrace.compare.judge import overall
 from drafttrace.compare.result import Finding
 
-FINDERS: tuple[Finder, ...] = (
-    wiring.find,
-    values.find,
-    rows.find,
-    copies.find,
-    tokens.find,
-    inside.find,
-    embedding.find,
-    positions.find,
-    rope.find,
-    conditions.find,
-    tracer.find,
-)
+_loaded = False
+
+
+def load() -> None:
+    """Import every module of this package: each registers its entries and its finder."""
+    global _loaded
+    if _loaded:
+        return
+    for module in sorted(info.name for info in pkgutil.iter_modules(__path__)):
+        importlib.import_module(f"{__name__}.{module}")
+    _loaded = True
 
 
 def diagnose(facts: Facts, compared: bool) -> tuple[Finding, ...]:
     """All findings that hold, in the order in which they should be read."""
+    load()
+    finders = sorted(FINDERS.values(), key=lambda one: (one.turn, one.module))
     # A row or two that any two prompts share prove nothing about slots: then only tokens and the trace itself count.
-    finders = (
-        FINDERS if compared or facts.reference is None else (tokens.find, copies.find, inside.find, tracer.find)
-    )
-    found = [finding for find in finders for finding in find(facts)]
+    paired = compared or facts.reference is None
+    found = [finding for one in finders if paired or one.unpaired for finding in one.find(facts)]
     if compared:
         found += find_unexplained(facts.slots, facts.others, found, facts.thresholds)
         ending = Ending(facts.acceptance, len(facts.slots), facts.reference is None, facts.thresholds)

@@ -1,76 +1,55 @@
-"""How a finding is made, and in which order findings are told. The closed vocabulary is ``compare/vocabulary.py``.
-
-To add a cause: give it a line there and a place in ORDER, write a function from :class:`Facts` to findings in one of
-the modules beside this one (or a new one), list it in ``FINDERS`` of this package, and add a test that puts the fault in.
-"""
+"""How a finding is made, how a module's function becomes a finder, and in which order findings are told."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from drafttrace.compare.facts import Facts
 from drafttrace.compare.result import FAULT, Finding
-from drafttrace.compare.vocabulary import CLASS_OF
+from drafttrace.compare.vocabulary import class_of, entry
 from drafttrace.tracer.boundary import boundary_name
 from drafttrace.tracer.printable import printable
 
-Finder = Callable[[Facts], Iterable[Finding]]
+Find = Callable[[Facts], Iterable[Finding]]
+_ANY_TIME = 1_000
 
-# The order in which causes are told when several hold: those that explain most come first.
-ORDER = (
-    "none",
-    "no-overlap",
-    "default-wiring",
-    "slot-count",
-    "fc-not-called",
-    "token-shift",
-    "slot-shift",
-    "slot-permutation",
-    "boundary-offset",
-    "wrong-boundary",
-    "dtype-reinterpretation",
-    "rotation",
-    "residual-missing",
-    "norm-missing",
-    "norm-extra",
-    "norm-gain",
-    "scale",
-    "nan-inf",
-    "constant-rows",
-    "partial-sum",
-    "rows-by-rank",
-    "rank-divergence",
-    "cross-request",
-    "padding-leak",
-    "stale-rows",
-    "cold-warm",
-    "decay",
-    "graph-eager",
-    "zero-rows",
-    "modality-span",
-    "weights-missing",
-    "weights-replaced",
-    "weights-unused",
-    "vocab-map-missing",
-    "vocab-map-offset",
-    "vocab-map-range",
-    "vocab-coverage",
-    "position-seam",
-    "rope-mismatch",
-    "window-mismatch",
-    "template-divergence",
-    "mask-shift",
-    "last-not-last",
-    "probe-silent",
-    "unexplained",
-    "downstream",
-    "quantization-noise",
-    "prefix-gap",
-    "rows-dropped",
-    "trace-incomplete",
-)
-_PLACE = {name: place for place, name in enumerate(ORDER)}
+
+@dataclass(frozen=True)
+class Finder:
+    """A function from facts to findings. turn: when it is asked; findings alike in all else are told in that order.
+    unpaired: it is also asked where the two sides have too few rows in common to be compared."""
+
+    find: Find
+    turn: int
+    unpaired: bool
+
+    @property
+    def module(self) -> str:
+        """Where it stands."""
+        return self.find.__module__
+
+
+FINDERS: dict[str, Finder] = {}
+"""The finders of the modules that were imported so far, by module."""
+
+
+def finder(*, turn: int = _ANY_TIME, unpaired: bool = False) -> Callable[[Find], Find]:
+    """Mark a module's one function from facts to findings, see :class:`Finder`: every comparison asks it.
+
+    Raises ValueError for a second one of the same module.
+    """
+
+    def marked(find: Find) -> Find:
+        if find.__module__ in FINDERS:
+            raise ValueError(
+                f"the module {find.__module__} has two finders; let one function yield from the others"
+            )
+        FINDERS[find.__module__] = Finder(find, turn, unpaired)
+        return find
+
+    return marked
 
 
 def finding(
@@ -87,7 +66,7 @@ def finding(
     """A finding of the vocabulary; KeyError for a name that is not in it."""
     return Finding(
         id=name,
-        kind=CLASS_OF[name],
+        kind=class_of(name),
         severity=severity,
         confidence=round(min(1.0, max(0.0, confidence)), 3),
         slots=tuple(slots),
@@ -100,7 +79,7 @@ def finding(
 
 def in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Faults before notes, then by how much they explain."""
-    return tuple(sorted(findings, key=lambda f: (f.severity != FAULT, _PLACE[f.id], -f.confidence, f.slots)))
+    return tuple(sorted(findings, key=lambda f: (f.severity != FAULT, entry(f.id).rank, -f.confidence, f.slots)))
 
 
 def quoted(text: str, most: int = 60) -> str:

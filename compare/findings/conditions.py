@@ -6,15 +6,70 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from drafttrace.compare.facts import Facts
-from drafttrace.compare.findings.base import finding, name_slots
+from drafttrace.compare.findings.base import finder, finding, name_slots
 from drafttrace.compare.findings.graphs import PHASES, graph_phases
 from drafttrace.compare.findings.positions import placed
 from drafttrace.compare.findings.rows import placeholder_span
 from drafttrace.compare.ranks import Divergence
 from drafttrace.compare.result import Finding
+from drafttrace.compare.vocabulary import Entry, register
 from drafttrace.tracer.capture import Capture
 
+register(
+    Entry(
+        id="rank-divergence",
+        kind="ranks",
+        rank=220,
+        listed=10,
+        what="Ranks hold different values of a tensor that should be the same on all.",
+        signature="The row hashes of the ranks differ.",
+        remedy="Compare with --tp-size 1; look for an operation that runs on one rank only.",
+        cases=("vllm#50158", "sglang#31071"),
+    ),
+    Entry(
+        id="partial-sum",
+        kind="ranks",
+        rank=200,
+        listed=20,
+        what="A rank's slot holds only its part of a sum.",
+        signature="The sum over the ranks' rows is the reference (record with serve --all-ranks).",
+        remedy="An all-reduce is missing between the capture point and the layer: capture after it.",
+        cases=("sglang#28343",),
+    ),
+    Entry(
+        id="cold-warm",
+        kind="cache",
+        rank=260,
+        listed=20,
+        what="The same prompt gives other states once its prefix is cached.",
+        signature="Two traces of one prompt differ, and only one of them found its prefix in the cache.",
+        remedy="Serve with --disable-radix-cache to confirm; then look at what the cache hands back.",
+        cases=("sglang#10846",),
+    ),
+    Entry(
+        id="decay",
+        kind="cache",
+        rank=270,
+        listed=30,
+        what="The same prompt gives other states, or a shorter accept length, the longer the server runs.",
+        signature="Two traces of one prompt differ, and nothing that they record was different about the runs.",
+        remedy="Let drafttrace watch date the first run that differs; restart to confirm.",
+        cases=("sglang#32176",),
+    ),
+    Entry(
+        id="graph-eager",
+        kind="batching",
+        rank=280,
+        listed=60,
+        what="The states differ only when CUDA graphs are replayed.",
+        signature="Two traces of one prompt differ, one of them recorded with --disable-cuda-graph.",
+        remedy="Something in the captured graph reads a buffer that is not refreshed.",
+        cases=("sglang#22836", "vllm#20190"),
+    ),
+)
 
+
+@finder(turn=100)
 def find(facts: Facts) -> Iterator[Finding]:
     """Findings between ranks, and between two traces of one request."""
     yield from _ranks(facts)

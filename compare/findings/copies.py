@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from drafttrace.compare.copies import rank_count
 from drafttrace.compare.facts import Facts
-from drafttrace.compare.findings.base import finding, quoted
+from drafttrace.compare.findings.base import finder, finding, quoted
 from drafttrace.compare.findings.misplaced_rows import (
     and_alike,
     mixed_by_rank,
@@ -19,6 +19,29 @@ from drafttrace.compare.findings.row_words import called, numbers, pass_of, row_
 from drafttrace.compare.findings.stale_rows import moved_rows, odd_at, stale_rows
 from drafttrace.compare.repeats import Borrowed
 from drafttrace.compare.result import NOTE, Finding
+from drafttrace.compare.vocabulary import Entry, register
+
+register(
+    Entry(
+        id="cross-request",
+        kind="batching",
+        rank=230,
+        listed=20,
+        what="Rows belong to another request.",
+        signature="A row that differs equals a row of another request's trace.",
+        remedy="Compare at batch size 1; look at how the batch's rows are indexed (by stride and accept count).",
+        cases=("sglang#26163",),
+    ),
+    Entry(
+        id="constant-rows",
+        kind="batching",
+        rank=190,
+        listed=50,
+        what="The same row stands everywhere.",
+        signature="Rows of different tokens are equal bit for bit.",
+        remedy="A host copy during graph replay shows only the last tensor: read a device buffer after the replay.",
+    ),
+)
 
 _OTHER_REQUEST = (
     "Rows of a batch went to the wrong request: look at what gathers the accepted rows per request (strides, accept "
@@ -26,6 +49,7 @@ _OTHER_REQUEST = (
 )
 
 
+@finder(turn=40, unpaired=True)
 def find(facts: Facts) -> Iterator[Finding]:
     """Findings about copied rows, inside the left side, inside the reference, and between requests."""
     constant = _constant_slots(facts)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from drafttrace.compare.facts import Facts
-from drafttrace.compare.findings.base import finding
+from drafttrace.compare.findings.base import finder, finding
 from drafttrace.compare.result import Finding
 
 
+@finder(turn=70)
 def find(facts: Facts) -> Iterator[Finding]:
     """Rows that are not their token's. A draft with an embedding of its own agrees nowhere; that is no fault."""
     share = facts.inside.embed_equal

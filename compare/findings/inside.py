@@ -7,11 +7,66 @@ from collections.abc import Iterator
 import numpy as np
 
 from drafttrace.compare.facts import Facts
-from drafttrace.compare.findings.base import finding, name_slots
+from drafttrace.compare.findings.base import finder, finding, name_slots
 from drafttrace.compare.inside import FcSlot, Seam
 from drafttrace.compare.result import Finding
+from drafttrace.compare.vocabulary import Entry, register
+
+register(
+    Entry(
+        id="fc-not-called",
+        kind="wiring",
+        rank=50,
+        listed=70,
+        what="The draft has fc, and it never ran: it works on the target's last state.",
+        signature="The probe on fc fired 0 times. The accept length is often exactly 1.00.",
+        remedy="Start the server with --speculative-algorithm EAGLE3, not EAGLE.",
+        cases=("sglang#21272",),
+    ),
+    Entry(
+        id="vocab-map-missing",
+        kind="vocabulary",
+        rank=340,
+        listed=10,
+        what="The draft's vocabulary is smaller than the target's and nothing maps it.",
+        signature="drafttrace check: head and vocabulary sizes differ, and the checkpoint has no d2t.",
+        remedy="Export d2t with the draft.",
+        cases=("vllm#18909", "Automodel#2447"),
+    ),
+    Entry(
+        id="vocab-map-offset",
+        kind="vocabulary",
+        rank=350,
+        listed=20,
+        what="The map holds absolute ids where offsets are expected, or offsets where ids are.",
+        signature="Read as offsets, d2t points outside the vocabulary or at ids out of order.",
+        remedy="Store offsets: target id = draft id + d2t.",
+        cases=("verl-SpeCo#67",),
+    ),
+    Entry(
+        id="vocab-map-range",
+        kind="vocabulary",
+        rank=360,
+        listed=30,
+        what="The map points outside the target's vocabulary.",
+        signature="drafttrace check; or drafted ids that the target cannot say.",
+        remedy="Make d2t anew from the tokenizer that the target is served with.",
+        cases=("verl-SpeCo#67",),
+    ),
+    Entry(
+        id="position-seam",
+        kind="position",
+        rank=380,
+        listed=10,
+        what="The positions of the draft's decode steps do not follow those of its extend pass.",
+        signature="The positions in the draft's row table jump at the seam.",
+        remedy="Update the server: the draft worker's position offset is off.",
+        cases=("sglang#25015",),
+    ),
+)
 
 
+@finder(turn=60, unpaired=True)
 def find(facts: Facts) -> Iterator[Finding]:
     """Findings inside the left trace."""
     yield from _broken(facts)

@@ -15,6 +15,49 @@ from drafttrace.compare.findings.base import finding, name_slots
 from drafttrace.compare.outliers import outlier_positions
 from drafttrace.compare.result import FAULT, NOTE, Acceptance, Finding, SlotResult
 from drafttrace.compare.thresholds import Thresholds
+from drafttrace.compare.vocabulary import Entry, register
+
+register(
+    Entry(
+        id="none",
+        kind="downstream",
+        rank=10,
+        listed=20,
+        what="Everything that was compared matches.",
+        signature="All slots equal, nothing odd inside the trace.",
+        remedy="Compare the expected accept length with the observed one: 1 + a1 + a1·a2 + ... from the step accuracies.",
+        cases=("SpecForge#128", "EAGLE#276"),
+    ),
+    Entry(
+        id="unexplained",
+        kind="unknown",
+        rank=450,
+        listed=10,
+        what="The states differ, and no known cause fits.",
+        signature="A mismatch that no other finding explains.",
+        remedy="Look at the worst rows in the HTML report, and open an issue with report.md: it may be a new kind.",
+    ),
+    Entry(
+        id="downstream",
+        kind="downstream",
+        rank=460,
+        listed=10,
+        what="The hidden states are right; the fault is downstream of fc.",
+        signature="Slots and fc_in match, and the accept length is low all the same.",
+        remedy="Look at weights, vocabulary map, positions and recycled norm: drafttrace check, drafttrace replay.",
+        cases=("sglang#27829",),
+    ),
+    Entry(
+        id="vocab-coverage",
+        kind="vocabulary",
+        rank=370,
+        listed=40,
+        what="Tokens that the target says often are not in the draft's vocabulary: it can never propose them.",
+        signature="The share of the text that the draft's vocabulary does not hold.",
+        remedy="Choose the draft vocabulary by counting tokens of the served traffic.",
+        cases=("verl-SpeCo#66",),
+    ),
+)
 
 _CURVE = (
     "Look next at the draft's weights (lm_head), its vocabulary map d2t, rope and positions: `drafttrace check --target "

@@ -13,7 +13,21 @@ from drafttrace.compare.findings.row_words import called, numbers
 from drafttrace.compare.repeats import Repeat
 from drafttrace.compare.result import Finding
 from drafttrace.compare.rowblocks import Blocks, RowMap, fit_repeated
+from drafttrace.compare.vocabulary import Entry, register
 from drafttrace.tracer.capture import Capture
+
+register(
+    Entry(
+        id="rows-by-rank",
+        kind="ranks",
+        rank=210,
+        listed=30,
+        what="Blocks of rows are permuted, or multiplied, by rank.",
+        signature="Rows match the reference block by block in another order.",
+        remedy="Look at what gathers the rows of the ranks.",
+        cases=("sglang#20492",),
+    ),
+)
 
 _BY_RANK = (
     "Look at what gathers or scatters rows between the ranks (attention data parallelism, sequence parallelism, an "

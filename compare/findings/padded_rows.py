@@ -12,6 +12,20 @@ from drafttrace.compare.findings.row_words import called, numbers, pass_of, row_
 from drafttrace.compare.padding import Leak
 from drafttrace.compare.repeats import Repeat
 from drafttrace.compare.result import Finding
+from drafttrace.compare.vocabulary import Entry, register
+
+register(
+    Entry(
+        id="padding-leak",
+        kind="batching",
+        rank=240,
+        listed=30,
+        what="A live row equals a padded one.",
+        signature="A row equals, bit for bit, the first padding row of its own pass, whose hash the trace keeps.",
+        remedy="Cut the batch to its live rows before the states are handed over.",
+        cases=("vllm#43810",),
+    ),
+)
 
 _PADDING = (
     "A padding row was read in the place of a live one: look at what indexes the padded batch (last-token gathers, accept "

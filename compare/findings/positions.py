@@ -12,12 +12,26 @@ from dataclasses import dataclass
 import numpy as np
 
 from drafttrace.compare.facts import Facts
-from drafttrace.compare.findings.base import finding, name_slots
+from drafttrace.compare.findings.base import finder, finding, name_slots
 from drafttrace.compare.findings.rows import placeholder_span
 from drafttrace.compare.hypotheses import Doubles
 from drafttrace.compare.judge import MISMATCH, NOISE
 from drafttrace.compare.result import Finding, SlotResult
+from drafttrace.compare.vocabulary import Entry, register
 from drafttrace.tracer.capture import Capture, Ints
+
+register(
+    Entry(
+        id="window-mismatch",
+        kind="position",
+        rank=400,
+        listed=30,
+        what="A sliding window on one side only.",
+        signature="Equal below a length, different above it.",
+        remedy="Set sliding_window and the layer types as in training.",
+        cases=("vllm#40898",),
+    ),
+)
 
 _BEFORE, _BEHIND = 8, 8  # rows on either side of an onset that say anything
 _JUMP, _WRONG = 2.0, 0.9  # so far above all rows before it lies so large a part of the rows from an onset on
@@ -101,6 +115,7 @@ def _rank_correlation(position: Ints, distance: Doubles) -> float:
     return float(np.corrcoef(first, second)[0, 1])
 
 
+@finder(turn=80)
 def find(facts: Facts) -> Iterator[Finding]:
     """``window-mismatch`` and ``rope-mismatch`` of the target, where the slots' rows show one."""
     found = courses(facts)

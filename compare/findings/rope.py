@@ -5,12 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from drafttrace.compare.facts import Facts
-from drafttrace.compare.findings.base import finding
+from drafttrace.compare.findings.base import finder, finding
 from drafttrace.compare.result import Finding
+from drafttrace.compare.vocabulary import Entry, register
+
+register(
+    Entry(
+        id="rope-mismatch",
+        kind="position",
+        rank=390,
+        listed=20,
+        what="Rotary embeddings are parametrised otherwise than in training.",
+        signature=(
+            "The configs differ in rope_theta or rope_scaling; replayed with the target's base, the draft predicts better."
+        ),
+        remedy="Give the draft's config the rope parameters of training.",
+        cases=("speculators#574",),
+    ),
+)
 
 _SAME = 0.999  # median cosine from which on a replay is what the server computed
 
 
+@finder(turn=90)
 def find(facts: Facts) -> Iterator[Finding]:
     """``rope-mismatch`` where the draft predicts clearly better with the target's base than with its config's."""
     trial = facts.rope

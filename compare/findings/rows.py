@@ -1,19 +1,86 @@
-"""F, G, K: rows at the wrong place: moved, missing, or only a span of them that deviates."""
+"""F, G, J, K: rows at the wrong place or with nothing in them: moved, missing, zero, not finite, a span that deviates."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
-from drafttrace.compare.facts import Facts, RowFacts
-from drafttrace.compare.findings.base import finding, quoted
-from drafttrace.compare.result import NOTE, Finding
+from drafttrace.compare.facts import Facts, RowFacts, StreamFacts
+from drafttrace.compare.findings.base import finder, finding, name_slots, quoted
+from drafttrace.compare.measured import EMBED, LAST
+from drafttrace.compare.result import NOTE, Finding, SlotResult
+from drafttrace.compare.vocabulary import Entry, register
+
+register(
+    Entry(
+        id="token-shift",
+        kind="token",
+        rank=60,
+        listed=10,
+        what="States are paired with the tokens of another position.",
+        signature="Rows agree when the reference is moved by -2 to +2.",
+        remedy="Shift ids and states together in the trainer's loader.",
+        cases=("SpecForge#448", "SpecForge#473"),
+    ),
+    Entry(
+        id="mask-shift",
+        kind="token",
+        rank=420,
+        listed=20,
+        what="The loss mask is off by one against the tokens.",
+        signature="The mask's edges against the answer's first and last token.",
+        remedy="Row t predicts token t+2: shift the mask with the ids.",
+        cases=("SpecForge#885",),
+    ),
+    Entry(
+        id="prefix-gap",
+        kind="cache",
+        rank=480,
+        listed=10,
+        what="The first rows are missing because the prefix cache supplied them. Nothing is wrong with the model.",
+        signature="The left side starts at a position above 0.",
+        remedy="drafttrace record gives every request its own part of the cache; use it to compare all rows.",
+        cases=("vllm#44485",),
+    ),
+    Entry(
+        id="modality-span",
+        kind="multimodal",
+        rank=300,
+        listed=10,
+        what="Only the rows of image (or audio) tokens differ.",
+        signature="All rows that differ lie in such spans.",
+        remedy="Feed the same picture through the same processor on both sides.",
+        cases=("speculators#606",),
+    ),
+    Entry(
+        id="nan-inf",
+        kind="number-format",
+        rank=180,
+        listed=10,
+        what="Rows hold NaN or infinity.",
+        signature="Not every channel of the row is finite.",
+        remedy="Look at the first position that is not finite: overflow in fp16, or a read of memory that nobody wrote.",
+        cases=("EAGLE#69", "sglang#27883"),
+    ),
+    Entry(
+        id="zero-rows",
+        kind="batching",
+        rank=290,
+        listed=40,
+        what="Rows are all zero.",
+        signature="Every channel of the row is 0.",
+        remedy="Look for a buffer that was allocated and never filled.",
+    ),
+)
 
 
+@finder(turn=30)
 def find(facts: Facts) -> Iterator[Finding]:
     """Findings about single rows and about the pairing of rows."""
     yield from _mask_shift(facts)
+    if facts.reference is not None:
+        yield from _broken(facts)
     if facts.alignment is None:
         return
     yield from _token_shift(facts)
@@ -125,3 +192,63 @@ def placeholder_span(facts: Facts, rows: RowFacts) -> tuple[int, int, int] | Non
     tokens = {int(facts.left.tokens[p]) for p in outliers if p < len(facts.left.tokens)}
     everywhere = int(np.isin(facts.left.tokens, list(tokens)).sum())
     return (outliers[0], outliers[-1], tokens.pop()) if len(tokens) == 1 and everywhere == len(outliers) else None
+
+
+def _broken(facts: Facts) -> Iterator[Finding]:
+    misread = {f.index for f in (*facts.left_streams, *facts.reference_streams) if _is_bytes(f)}
+    for name, text, remedy in (
+        (
+            "nan-inf",
+            "not finite",
+            "Find the first layer that overflows: record a layer sweep and look where NaN starts.",
+        ),
+        (
+            "zero-rows",
+            "zero on one side only",
+            "A buffer was handed over before it was filled, or the rows were never computed: compare eager with graphs.",
+        ),
+    ):
+        counts = {s.slot: _count(name, s, facts) for s in (*facts.slots, *facts.others)}
+        bad = {slot: found for slot, found in counts.items() if sum(found) and slot not in misread}
+        if not bad:
+            continue
+        sides = [
+            side for side, place in (("left", 0), ("reference", 1)) if any(found[place] for found in bad.values())
+        ]
+        yield finding(
+            name,
+            _rows_that_are(text, sum(max(found) for found in bad.values()), bad, sides),
+            slots=tuple(slot for slot in bad if slot >= 0),
+            confidence=0.99,
+            evidence={
+                "last" if slot == LAST else "embed" if slot == EMBED else str(slot): {
+                    "left": found[0],
+                    "reference": found[1],
+                }
+                for slot, found in bad.items()
+            },
+            remedy=remedy,
+        )
+
+
+def _rows_that_are(text: str, count: int, bad: Collection[int], sides: Sequence[str]) -> str:
+    slots = [slot for slot in bad if slot >= 0]
+    beside = [name for slot, name in ((EMBED, "the embedding"), (LAST, "the last state")) if slot in bad]
+    where = " and ".join([*([name_slots(slots)] if slots else []), *beside])
+    return f"{count} {'row' if count == 1 else 'rows'} in {where} {'is' if count == 1 else 'are'} {text} " + (
+        f"({' and '.join(sides)})."
+    )
+
+
+def _is_bytes(stream: StreamFacts) -> bool:
+    return stream.explanation is not None and stream.explanation.fit.name == "bytes"
+
+
+def _count(name: str, slot: SlotResult, facts: Facts) -> tuple[int, int]:
+    rows = next((r for r in (*facts.rows, *facts.other_rows) if r.slot == slot.slot), None)
+    if rows is None:
+        return 0, 0
+    if name == "nan-inf":
+        return len(rows.nan_left), len(rows.nan_reference)
+    left, right = set(rows.zero_left), set(rows.zero_reference)
+    return len(left - right), len(right - left)

@@ -10,6 +10,20 @@ from drafttrace.compare.findings.row_words import called, numbers, pass_of
 from drafttrace.compare.repeats import Repeat
 from drafttrace.compare.result import Finding
 from drafttrace.compare.rowblocks import RowMap
+from drafttrace.compare.vocabulary import Entry, register
+
+register(
+    Entry(
+        id="stale-rows",
+        kind="batching",
+        rank=250,
+        listed=10,
+        what="Rows hold the values of an earlier round, or of an earlier graph replay.",
+        signature="A row that differs equals an earlier row bit for bit.",
+        remedy="Compare with --disable-cuda-graph; look for a copy into a graph's buffer that is skipped.",
+        cases=("sglang#21424",),
+    ),
+)
 
 _STALE = (
     "A buffer was read before it was written for this pass: compare eager with graphs (--disable-cuda-graph), and look for "

@@ -6,12 +6,35 @@ from collections.abc import Callable, Iterator
 
 from drafttrace.compare.align import Alignment, valid_tokens
 from drafttrace.compare.facts import Facts
-from drafttrace.compare.findings.base import finding, quoted
+from drafttrace.compare.findings.base import finder, finding, quoted
 from drafttrace.compare.result import Finding, FirstDifference
 from drafttrace.compare.sample import MIN_ROWS
+from drafttrace.compare.vocabulary import Entry, register
 from drafttrace.tracer.capture import Capture, Ints
 
+register(
+    Entry(
+        id="template-divergence",
+        kind="data",
+        rank=410,
+        listed=10,
+        what="The two sides hold different tokens.",
+        signature="The first token that differs is shown, as text where a tokenizer is at hand.",
+        remedy="Send the dump's own ids (drafttrace record --from-dump), or use the trainer's chat template.",
+    ),
+    Entry(
+        id="no-overlap",
+        kind="data",
+        rank=20,
+        listed=20,
+        what="No row of one side belongs to a row of the other.",
+        signature="Nothing could be paired.",
+        remedy="Record the prompt of this very sample; give PATH#i where a dump holds several.",
+    ),
+)
 
+
+@finder(turn=50, unpaired=True)
 def find(facts: Facts) -> Iterator[Finding]:
     """Findings about token ids."""
     alignment, reference = facts.alignment, facts.reference

@@ -5,11 +5,43 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from drafttrace.compare.facts import Facts
-from drafttrace.compare.findings.base import finding, quoted
+from drafttrace.compare.findings.base import finder, finding, quoted
 from drafttrace.compare.result import FAULT, NOTE, Finding
+from drafttrace.compare.vocabulary import Entry, register
 from drafttrace.tracer.capture import Capture
 
+register(
+    Entry(
+        id="probe-silent",
+        kind="tracer",
+        rank=440,
+        listed=10,
+        what="A tap of the recorder never fired.",
+        signature="The trace's table of probes.",
+        remedy="Run drafttrace doctor: it says which hook does not fit the installed SGLang.",
+    ),
+    Entry(
+        id="rows-dropped",
+        kind="tracer",
+        rank=490,
+        listed=20,
+        what="The recorder dropped rows because a budget was used up.",
+        signature="The trace counts them.",
+        remedy="Record fewer tokens or boundaries, or raise the budgets of drafttrace serve.",
+    ),
+    Entry(
+        id="trace-incomplete",
+        kind="tracer",
+        rank=500,
+        listed=30,
+        what="The trace ends before the request did.",
+        signature="Its complete attribute is false; it says why.",
+        remedy="Record again; the server's log says more.",
+    ),
+)
 
+
+@finder(turn=110, unpaired=True)
 def find(facts: Facts) -> Iterator[Finding]:
     """Findings about probes and completeness, on either side."""
     fc_silent = facts.inside.fc_ran is False

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from drafttrace.compare.copies import rank_count
 from drafttrace.compare.facts import VALUE, Explanation, Facts, StreamFacts
-from drafttrace.compare.findings.base import finding, name_slots
+from drafttrace.compare.findings.base import finder, finding, name_slots
 from drafttrace.compare.findings.gains import (
     gain_remedy,
     gain_text,
@@ -20,10 +20,99 @@ from drafttrace.compare.findings.gains import (
 )
 from drafttrace.compare.gains import MISSING_ONE, ONCE, ONE_TOO_MUCH, SQUARED, GainReading
 from drafttrace.compare.hypotheses import PER_CHANNEL, Fit, describe_gain
-from drafttrace.compare.measured import EMBED, LAST
-from drafttrace.compare.result import NOTE, Finding, SlotResult
+from drafttrace.compare.result import NOTE, Finding
+from drafttrace.compare.vocabulary import Entry, register
 from drafttrace.tracer.capture import Norm
 from drafttrace.tracer.rows import DType
+
+register(
+    Entry(
+        id="norm-missing",
+        kind="norm",
+        rank=140,
+        listed=10,
+        what="A norm that training applied is not applied in serving.",
+        signature="After a fitted gain per channel the directions agree; the row norms vary where they should be constant.",
+        remedy="Use a server that applies it, or set the switch that does: fc_norm, norm_before_fc, norm_output.",
+        cases=("vllm#38111", "SpecForge#879"),
+    ),
+    Entry(
+        id="norm-extra",
+        kind="norm",
+        rank=150,
+        listed=20,
+        what="A norm is applied that training did not apply.",
+        signature="As for norm-missing, the other way round: row norms are constant where they should vary.",
+        remedy="Compare the norm switches of the served config with the trainer's.",
+        cases=("speculators#313", "vllm#46075"),
+    ),
+    Entry(
+        id="norm-gain",
+        kind="norm",
+        rank=160,
+        listed=30,
+        what="The norm's weight is read as w-1 or 1+w, or applied twice.",
+        signature=(
+            "The fitted gain per channel is w-1, w+1 or w squared of a norm weight w of the target, which the finding "
+            "names."
+        ),
+        remedy="Use the norm class of the target (Gemma's multiplies by 1+w).",
+        cases=("speculators#1090",),
+    ),
+    Entry(
+        id="residual-missing",
+        kind="norm",
+        rank=130,
+        listed=40,
+        what="A slot holds what a layer added to the residual stream, not the stream itself.",
+        signature="Adding the boundary before it gives the reference.",
+        remedy="Capture hidden + residual where the model keeps the two apart.",
+        cases=("vllm#14464", "vllm#11672"),
+    ),
+    Entry(
+        id="scale",
+        kind="norm",
+        rank=170,
+        listed=50,
+        what="A slot is the right one times a number.",
+        signature="One scalar fits and takes the difference away.",
+        remedy=(
+            "Look for a scale of the embedding (the root of the hidden size) or of the residual that one side leaves out."
+        ),
+    ),
+    Entry(
+        id="dtype-reinterpretation",
+        kind="number-format",
+        rank=110,
+        listed=20,
+        what="Bytes of bf16 are read as fp16, or the reverse.",
+        signature="Reinterpreting the stored bytes gives the reference.",
+        remedy="State the number format where the bytes are read.",
+        cases=("ssd#18",),
+    ),
+    Entry(
+        id="rotation",
+        kind="number-format",
+        rank=120,
+        listed=30,
+        what="States are the right ones in another basis.",
+        signature="Norms agree, cosine is about 0, and an orthogonal map fitted on some rows fits the others.",
+        remedy="Undo the rotation of the quantisation before the states are handed over.",
+        cases=("vllm-ascend#7038",),
+    ),
+    Entry(
+        id="quantization-noise",
+        kind="number-format",
+        rank=470,
+        listed=40,
+        what="A small, unstructured, even difference. Not a wiring fault.",
+        signature=(
+            "Above the limit for equal, below the limit for wrong; the right boundary is still the only one that fits."
+        ),
+        remedy="Record the same prompt twice and give both to --noise to measure the floor.",
+        cases=("speculators#461",),
+    ),
+)
 
 _OF_FIT = {
     "scalar": "scale",
@@ -38,13 +127,13 @@ _OF_FIT = {
 }
 
 
+@finder(turn=20)
 def find(facts: Facts) -> Iterator[Finding]:
-    """Findings about transformed slots, and about broken numbers."""
+    """Findings about transformed slots, and about coarse number formats."""
     if facts.reference is None:
         return
     yield from _transformed(facts)
     yield from _last_norm(facts)
-    yield from _broken(facts)
     yield from _quantized(facts)
 
 
@@ -244,66 +333,6 @@ def _is_second_norm(fit: Fit, reading: GainReading | None) -> bool:
     if fit.name == "rms":
         return True
     return fit.name == "normed" and (reading is None or reading.kind in {ONCE, SQUARED})
-
-
-def _broken(facts: Facts) -> Iterator[Finding]:
-    misread = {f.index for f in (*facts.left_streams, *facts.reference_streams) if _is_bytes(f)}
-    for name, text, remedy in (
-        (
-            "nan-inf",
-            "not finite",
-            "Find the first layer that overflows: record a layer sweep and look where NaN starts.",
-        ),
-        (
-            "zero-rows",
-            "zero on one side only",
-            "A buffer was handed over before it was filled, or the rows were never computed: compare eager with graphs.",
-        ),
-    ):
-        counts = {s.slot: _count(name, s, facts) for s in (*facts.slots, *facts.others)}
-        bad = {slot: found for slot, found in counts.items() if sum(found) and slot not in misread}
-        if not bad:
-            continue
-        sides = [
-            side for side, place in (("left", 0), ("reference", 1)) if any(found[place] for found in bad.values())
-        ]
-        yield finding(
-            name,
-            _rows_that_are(text, sum(max(found) for found in bad.values()), bad, sides),
-            slots=tuple(slot for slot in bad if slot >= 0),
-            confidence=0.99,
-            evidence={
-                "last" if slot == LAST else "embed" if slot == EMBED else str(slot): {
-                    "left": found[0],
-                    "reference": found[1],
-                }
-                for slot, found in bad.items()
-            },
-            remedy=remedy,
-        )
-
-
-def _rows_that_are(text: str, count: int, bad: Collection[int], sides: Sequence[str]) -> str:
-    slots = [slot for slot in bad if slot >= 0]
-    beside = [name for slot, name in ((EMBED, "the embedding"), (LAST, "the last state")) if slot in bad]
-    where = " and ".join([*([name_slots(slots)] if slots else []), *beside])
-    return f"{count} {'row' if count == 1 else 'rows'} in {where} {'is' if count == 1 else 'are'} {text} " + (
-        f"({' and '.join(sides)})."
-    )
-
-
-def _is_bytes(stream: StreamFacts) -> bool:
-    return stream.explanation is not None and stream.explanation.fit.name == "bytes"
-
-
-def _count(name: str, slot: SlotResult, facts: Facts) -> tuple[int, int]:
-    rows = next((r for r in (*facts.rows, *facts.other_rows) if r.slot == slot.slot), None)
-    if rows is None:
-        return 0, 0
-    if name == "nan-inf":
-        return len(rows.nan_left), len(rows.nan_reference)
-    left, right = set(rows.zero_left), set(rows.zero_reference)
-    return len(left - right), len(right - left)
 
 
 def _quantized(facts: Facts) -> Iterator[Finding]:

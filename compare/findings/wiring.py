@@ -6,14 +6,94 @@ from collections.abc import Iterator
 from typing import Any
 
 from drafttrace.compare.facts import DECLARED, VALUE, Facts
-from drafttrace.compare.findings.base import boundary_list, finding, name_slots
+from drafttrace.compare.findings.base import boundary_list, finder, finding, name_slots
 from drafttrace.compare.findings.positions import placed
 from drafttrace.compare.remedy import wiring_remedy
 from drafttrace.compare.result import FAULT, NOTE, Finding
+from drafttrace.compare.vocabulary import Entry, register
 from drafttrace.compare.wiring import Reading
 from drafttrace.tracer.boundary import boundary_name, wiring_name
 
+_IDS = "Set the layer ids inside eagle_config of the draft's config.json as the finding prints them, and restart."
+register(
+    Entry(
+        id="slot-shift",
+        kind="wiring",
+        rank=70,
+        listed=10,
+        what="The slots are the reference's, moved by k: usually the embedding, which training fed first, is missing.",
+        signature="Slot i of the server is slot i+k of the reference: the slot × slot matrix is small on an off-diagonal.",
+        remedy=_IDS,
+        cases=("EAGLE#239", "BaldEagle#18"),
+    ),
+    Entry(
+        id="slot-permutation",
+        kind="wiring",
+        rank=80,
+        listed=20,
+        what="The same boundaries in another order.",
+        signature="The slot × slot matrix is a permutation.",
+        remedy="Order the slots alike on both sides; SGLang always hands them over in ascending order.",
+        cases=("speculators#366",),
+    ),
+    Entry(
+        id="boundary-offset",
+        kind="wiring",
+        rank=90,
+        listed=30,
+        what="Slots are one boundary early or late: one side numbers layer inputs, the other layer outputs.",
+        signature=(
+            "The best boundary of a slot is k±1 with a clear margin, while its plain cosine to the right one is still high."
+        ),
+        remedy=_IDS,
+        cases=("sglang#25454", "vllm#43671", "TorchSpec#87"),
+    ),
+    Entry(
+        id="wrong-boundary",
+        kind="wiring",
+        rank=100,
+        listed=40,
+        what="A slot is some other boundary of the target.",
+        signature="The layer sweep places the slot at another boundary than the reference's.",
+        remedy=_IDS,
+        cases=("tokenspeed#526",),
+    ),
+    Entry(
+        id="default-wiring",
+        kind="wiring",
+        rank=30,
+        listed=50,
+        what="The server found no layer ids where it looks for them and fell back to its default, B2, B(n/2), B(n-3).",
+        signature="The trace says that the ids came from the default, and the slots differ.",
+        remedy=(
+            "Put the ids where SGLang reads them: inside eagle_config. At the top level they are ignored without a word."
+        ),
+        cases=("vllm#50170",),
+    ),
+    Entry(
+        id="slot-count",
+        kind="wiring",
+        rank=40,
+        listed=60,
+        what="Server and reference have different numbers of slots, or a width that is no multiple of the hidden size.",
+        signature="Counts and widths.",
+        remedy="Name as many layer ids as fc has slots.",
+        cases=("sglang#32334", "vllm#46788"),
+    ),
+    Entry(
+        id="last-not-last",
+        kind="wiring",
+        rank=430,
+        listed=80,
+        what="What stands in the place of the last state is an inner layer, or a boundary early.",
+        signature="The layer sweep places it below B(n); its next-token loss is far too high under both norm variants.",
+        remedy="Dump the state after the last layer; training targets that were made from the other one are wrong.",
+        cases=("speculators#705", "TorchSpec#87"),
+    ),
+)
 
+
+@finder(turn=10)
 def find(facts: Facts) -> Iterator[Finding]:
     """Findings about which boundary each slot is."""
     if facts.reference is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from drafttrace.compare.vocabulary import CLASS_OF
+from drafttrace.compare.vocabulary import entries
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def summary(rows: Sequence[Row]) -> str:
 
 def without_a_row(rows: Sequence[Row]) -> list[str]:
     """The ids of the closed vocabulary that no line expects."""
-    return sorted(set(CLASS_OF) - {name for row in rows for name in row.expected})
+    return sorted(set(entries()) - {name for row in rows for name in row.expected})
 
 
 def markdown(rows: Sequence[Row]) -> str:

@@ -23,7 +23,7 @@ from drafttrace.compare.judge import rejudge
 from drafttrace.compare.plain import from_plain, to_plain
 from drafttrace.compare.result import SCHEMA, Result, load_result
 from drafttrace.compare.thresholds import DEFAULT, Limits, Thresholds, slot_limits
-from drafttrace.compare.vocabulary import CLASS_OF
+from drafttrace.compare.vocabulary import entries
 from drafttrace.tracer.errors import DrafttraceError, UnknownFormat, UnreadableFile
 
 WORLD = make_world(layers=10, tokens=30)
@@ -85,7 +85,7 @@ def test_the_schema_names_every_field_and_every_cause() -> None:
     for kind in (*classes, Thresholds):
         fields = {f.metadata.get("key", f.name) for f in dataclasses.fields(kind)}
         assert set(definitions[kind.__name__]["properties"]) == fields, kind
-    assert set(schema["$defs"]["Finding"]["properties"]["id"]["enum"]) == set(CLASS_OF)
+    assert set(schema["$defs"]["Finding"]["properties"]["id"]["enum"]) == set(entries())
 
 
 def test_the_contract_of_architecture_md_is_there() -> None:

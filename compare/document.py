@@ -54,6 +54,7 @@ class Causes:
 
 
 Block = Head | Lines | Grid | Causes
+_LARGE = 1e6
 
 
 def to_markdown(blocks: Iterable[Block]) -> str:
@@ -146,8 +147,12 @@ def percent(value: float | None) -> str:
 
 
 def plain(value: float | None, digits: int = 2) -> str:
-    """A number with fixed digits; a dash for nothing or NaN."""
-    return "–" if value is None or value != value else f"{value:.{digits}f}"
+    """A number with fixed digits, or as a power of ten where it is beyond a million; a dash for nothing or NaN."""
+    if value is None or value != value:
+        return "–"
+    if abs(value) == float("inf"):
+        return "infinite"
+    return f"{value:.{digits}f}" if abs(value) < _LARGE else f"{value:.1e}"
 
 
 def join(values: Sequence[str], most: int = 8) -> str:

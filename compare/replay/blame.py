@@ -85,6 +85,31 @@ def blame_proposals(
     return Blame(parts)
 
 
+def blame_logits(
+    replayer: Replayer, done: StepOut, rows: Ints, ids: Ints, theirs: Floats, switches: Switches, state_agrees: bool
+) -> Blame:
+    """Why the logits ``theirs`` ``[R, k]`` of the draft ids ``ids`` are not those of ``rows`` of the replay's step.
+
+    The first choices are the same, so the map is right. state_agrees: the trace holds the state before the final norm,
+    or behind it, and it is the replay's.
+    """
+    parts: tuple[str, ...] = (NORM, HEAD) if state_agrees else (*layer_names(replayer.config.layers), NORM, HEAD)
+    if not state_agrees:
+        return Blame(parts)
+    if switches.norm_output:
+        return Blame((HEAD,), "the state that the server hands on comes after the final norm, and it agrees")
+    count = min(ids.shape[1], theirs.shape[1])
+    asked, live = torch.from_numpy(np.maximum(ids[:, :count], 0)), torch.from_numpy(theirs[:, :count])
+    if int(asked.max()) >= replayer.draft_vocabulary:
+        return Blame(parts)
+    state = done.state[0][torch.from_numpy(rows)]
+    plain = F.rms_norm(state, state.shape[-1:], None, replayer.model.config.eps)
+    for words, gain in _gains(replayer):
+        if _near(live, replayer.model.logits(plain * gain).gather(1, asked)):
+            return Blame((NORM,), f"{words}, the replay makes the server's logits")
+    return Blame(parts)
+
+
 def _gains(replayer: Replayer) -> Iterator[tuple[str, Tensor]]:
     """Final norms that a server may run in place of the draft's own, and what to say of each."""
     own, parts = replayer.model.weights["norm.weight"], replayer.parts

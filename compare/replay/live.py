@@ -15,57 +15,27 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from drafttrace.compare.replay.blame import Blame, blame_proposals, blame_state
+from drafttrace.compare.replay.blame import Blame, blame_logits, blame_proposals, blame_state
 from drafttrace.compare.replay.loading import Replayer, step_tokens
 from drafttrace.compare.replay.model import Reading, StepOut
 from drafttrace.compare.replay.proposals import ProposedBy, proposed_by
+from drafttrace.compare.replay.stages import (
+    LOGITS,
+    PROPOSAL,
+    Stage,
+    held_rows,
+    listed_ids,
+    logits_stage,
+    proposal_stage,
+    tensor_stage,
+)
 from drafttrace.compare.replay.switches import Switches
 from drafttrace.compare.replay.texts import Key, Text
 from drafttrace.tracer.capture import Accepted, Capture, DraftRows, Ints, Phase
 from drafttrace.tracer.rows import DType, Floats
 
-_PARTED_COSINE, _PARTED_AGREEMENT = 0.99, 0.9
-_UNIT = 2.0**-8
-"""bf16's rounding, the coarsest that a draft computes in. A trace in float32 may hold rounded or TF32 results, too, so
-that no finer one can be expected of it."""
-_LIMITS = {"fc_in": (8 * _UNIT, 4 * _UNIT), "fc_out": (8 * _UNIT, 4 * _UNIT), "hidden_out": (32 * _UNIT, 8 * _UNIT)}
-"""Relative L2 and distance of the norm ratio from 1 that roundings explain: of one norm or product, or of a layer."""
 _FORMATS = {DType.BF16: torch.bfloat16, DType.FP16: torch.float16}
 _EXTEND = (Phase.DRAFT_EXTEND_PREFILL, Phase.DRAFT_EXTEND_VERIFY)
-
-
-@dataclass(frozen=True)
-class Stage:
-    """One tensor of one step, live against replayed: rows compared, cosine (None for proposals) or the share of equal
-    first choices (None for tensors).
-
-    rel_l2_p50, norm_ratio_p50: medians of ``|live - replayed| / |replayed|`` and ``|live| / |replayed|``, without which a
-    tensor that is only scaled would pass; None for proposals and where no row is finite.
-    equal_top1: the replay's first choice is the id that the server proposed. tied_top1: it is that, or one that had
-    exactly the same logit on the server.
-    """
-
-    step: int
-    tensor: str
-    rows: int
-    cosine_min: float | None
-    cosine_p50: float | None
-    equal_top1: float | None
-    tied_top1: float | None = None
-    rel_l2_p50: float | None = None
-    norm_ratio_p50: float | None = None
-
-    @property
-    def parted(self) -> bool:
-        """Whether live and replay are different things here."""
-        if self.tied_top1 is not None:
-            return self.tied_top1 < _PARTED_AGREEMENT
-        if self.cosine_p50 is not None and self.cosine_p50 < _PARTED_COSINE:
-            return True
-        distance, scale = _LIMITS[self.tensor]
-        return (self.rel_l2_p50 is not None and self.rel_l2_p50 > distance) or (
-            self.norm_ratio_p50 is not None and abs(self.norm_ratio_p50 - 1) > scale
-        )
 
 
 @dataclass(frozen=True)
@@ -136,15 +106,16 @@ def compare_live(
         made: dict[str, Floats] = {"hidden_out": done[step].handed[0].numpy()}
         if step == 0:
             made = {"fc_in": fc_in.numpy(), "fc_out": fc_out.numpy(), **made}
-        stages += [_stage(step, name, made[name][rows], draft, name, live) for name in made]
-        scores = model.logits(done[step].normed[0])
-        stages.append(_proposals(step, rows, targets[scores.argmax(-1).numpy()][rows], draft, live, drafted))
+        stages += [tensor_stage(step, name, made[name][rows], draft, live) for name in made]
+        scores = model.logits(done[step].normed[0]).numpy()[rows]
+        stages.append(proposal_stage(step, rows, targets[scores.argmax(-1)], draft, live, drafted))
+        stages.append(logits_stage(step, scores, targets, draft, live))
     kept = tuple(stage for stage in stages if stage is not None)
     parted = next((stage for stage in kept if stage.parted), None)
     explained, blame = None, None
     if parted is not None:
         seen = _Seen(replayer, draft, *_grouped(places)[parted.step, 0], switches)
-        if parted.tensor == "proposal":
+        if parted.tensor == PROPOSAL:
             explained = seen.proposed_by(done[parted.step])
         if explained is None:
             blame = seen.blame(parted, done[parted.step], fc_out, reading)
@@ -179,13 +150,17 @@ class _Seen:
         return proposed_by(self.replayer, normed, self.draft, self.live, self.switches)
 
     def blame(self, parted: Stage, done: StepOut, fc_out: torch.Tensor, reading: Reading) -> Blame | None:
-        """The parts that the fault may lie in; None before the draft's layers, where the tensor's name says it."""
-        if parted.tensor == "proposal":
+        """The parts that the fault may lie in; None before the draft's layers, where the tensor's name says it, and
+        where only some rows part: weights are the same for all."""
+        if not parted.whole:
+            return None
+        if parted.tensor == PROPOSAL:
             return blame_proposals(self.replayer, done, self.rows, self.draft, self.live, self.switches)
+        if parted.tensor == LOGITS:
+            return self._blame_logits(done)
         if parted.tensor != "hidden_out":
             return None
-        present = self.draft.present.get("hidden_out")
-        kept = np.ones(len(self.live), bool) if present is None else present[self.live]
+        kept = held_rows(self.draft, "hidden_out", self.live)
         theirs = self.draft.tensors["hidden_out"].take(self.live[kept])
 
         def silenced(parts: Sequence[str]) -> torch.Tensor:
@@ -195,6 +170,13 @@ class _Seen:
         silence = silenced if parted.step == 0 else None
         before = () if "fc_out" in self.draft.tensors else ("fc",)
         return blame_state(self.replayer, done, self.rows[kept], theirs, self.switches, silence, before)
+
+    def _blame_logits(self, done: StepOut) -> Blame:
+        kept = held_rows(self.draft, "topk_ids", self.live)
+        ids = listed_ids(self.draft, self.live[kept], self.replayer.targets(self.switches))
+        theirs = self.draft.tensors["topk_logits"].take(self.live[kept])
+        before = "hidden_out" in self.draft.tensors
+        return blame_logits(self.replayer, done, self.rows[kept], ids, theirs, self.switches, before)
 
 
 def _number_format(draft: DraftRows) -> DType:
@@ -265,61 +247,3 @@ def _grouped(places: Mapping[tuple[int, int], int]) -> dict[tuple[int, int], tup
         pairs = sorted((row, i) for (step, row), i in places.items() if step == wanted)
         groups[wanted, 0] = (np.array([r for r, _ in pairs], np.int64), np.array([i for _, i in pairs], np.int64))
     return groups
-
-
-def _stage(step: int, tensor: str, made: Floats, draft: DraftRows, name: str, live: Ints) -> Stage | None:
-    if name not in draft.tensors:
-        return None
-    present = draft.present.get(name)
-    kept = np.ones(len(live), bool) if present is None else present[live]
-    if not kept.any() or draft.tensors[name].width != made.shape[1]:
-        return None
-    theirs, mine = draft.tensors[name].take(live[kept]), made[kept]
-    size, expected = np.linalg.norm(theirs, axis=1) + 1e-30, np.linalg.norm(mine, axis=1) + 1e-30
-    cosine = (theirs * mine).sum(1) / (size * expected)
-    cosine = np.where(np.isfinite(cosine), cosine, 0.0)
-    return Stage(
-        step,
-        tensor,
-        int(kept.sum()),
-        float(cosine.min()),
-        float(np.median(cosine)),
-        None,
-        rel_l2_p50=_median(np.linalg.norm(theirs - mine, axis=1) / expected),
-        norm_ratio_p50=_median(size / expected),
-    )
-
-
-def _median(values: Floats) -> float | None:
-    finite = values[np.isfinite(values)]
-    return float(np.median(finite)) if len(finite) else None
-
-
-def _proposals(
-    step: int, rows: Ints, mine: Ints, draft: DraftRows, live: Ints, drafted: Mapping[tuple[int, int], int]
-) -> Stage | None:
-    """The replay's first choices against the server's.
-
-    The server's own are the ids that its target verified; in rows from which nothing was drafted, the first of the best
-    logits, as its argmax takes it (a top-k lists equal ones in any order).
-    """
-    if "topk_ids" not in draft.ids:
-        return None
-    present = draft.present.get("topk_ids")
-    kept = np.ones(len(live), bool) if present is None else present[live]
-    if not kept.any():
-        return None
-    listed, chosen = draft.ids["topk_ids"][live[kept]], mine[kept]
-    best = np.zeros(listed.shape, bool)
-    best[:, 0] = True
-    if "topk_logits" in draft.tensors:
-        logits = draft.tensors["topk_logits"].take(live[kept])[:, : listed.shape[1]]
-        best[:, : logits.shape[1]] = logits == logits[:, :1]
-    order = draft.ids["topk_draft_ids"][live[kept]] if "topk_draft_ids" in draft.ids else listed
-    argmax = np.where(best, order, np.iinfo(np.int64).max).argmin(1)
-    theirs = listed[np.arange(len(listed)), argmax]
-    for k, row in enumerate(rows[kept]):
-        theirs[k] = drafted.get((step, int(row)), theirs[k])
-    equal = theirs == chosen
-    tied = equal | ((listed == chosen[:, None]) & best).any(1)
-    return Stage(step, "proposal", int(kept.sum()), None, None, float(equal.mean()), float(tied.mean()))

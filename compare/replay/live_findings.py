@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 from drafttrace.compare.audit.subject import fault, note
+from drafttrace.compare.document import join, plain
 from drafttrace.compare.replay.blame import Blame, layer_names
-from drafttrace.compare.replay.live import LiveComparison, Stage
+from drafttrace.compare.replay.live import LiveComparison
 from drafttrace.compare.replay.proposals import ProposedBy
+from drafttrace.compare.replay.stages import LOGITS, PROPOSAL, PartedRows, Stage
 from drafttrace.compare.result import Finding
+
+_MOST_ROWS = 6
 
 
 def live_findings(live: LiveComparison | None) -> Iterator[Finding]:
@@ -20,18 +25,13 @@ def live_findings(live: LiveComparison | None) -> Iterator[Finding]:
     if live.proposed_by is not None:
         yield _proposals(live.proposed_by, at)
         return
-    value = (
-        f"equal first choices {at.equal_top1:.1%}"
-        if at.equal_top1 is not None
-        else f"cosine {at.cosine_p50:.4f}{_size(at)}"
-    )
     blame = live.blame if live.blame is not None else Blame(())
     yield fault(
         "downstream",
         0.9,
-        f"Live and replay part at {at.tensor} of step {at.step + 1} ({value} over {at.rows} rows); everything before "
-        f"it that the trace holds agrees, so the fault lies {_between(blame)}.",
-        _place(at, blame, live.layers),
+        f"Live and replay part at {at.tensor} of step {at.step + 1} {_how(at)}; everything before it that the trace "
+        f"holds agrees, so the fault lies {_between(live, at, blame)}.",
+        _place(at, blame, live.layers) if at.whole else _some_rows(at),
         {
             "step": at.step,
             "tensor": at.tensor,
@@ -59,23 +59,59 @@ def agreement_finding(live: LiveComparison | None, expected: float) -> Iterator[
         )
 
 
-def _between(blame: Blame) -> str:
+def _between(live: LiveComparison, at: Stage, blame: Blame) -> str:
+    """What the fault lies in, or the two tensors that it lies between."""
     if not blame.parts:
-        return "between the two"
+        before = [stage for stage in live.stages[: live.stages.index(at)] if stage.tensor not in (PROPOSAL, LOGITS)]
+        first = (
+            f"{before[-1].tensor} of step {before[-1].step + 1}"
+            if before
+            else "the slots that the server hands over"
+        )
+        return f"between {first} and {at.tensor} of step {at.step + 1}"
     named = " or ".join(f"in {part}" for part in blame.parts)
     return f"{named}: {blame.shown}" if blame.shown else named
 
 
-def _size(at: Stage) -> str:
-    """What a cosine does not see: how far apart the two are, and how much longer the live one is."""
-    far = "" if at.rel_l2_p50 is None else f", relative L2 {at.rel_l2_p50:.3f}"
-    return far + ("" if at.norm_ratio_p50 is None else f", norm {at.norm_ratio_p50:.3f} times the replay's")
+def _how(at: Stage) -> str:
+    """How far apart the two are: all of the tensor, or how many rows of it and which."""
+    if at.equal_top1 is not None:
+        return f"(equal first choices {at.equal_top1:.1%} over {at.rows} rows)"
+    if at.whole or at.apart is None:
+        far = "" if at.rel_l2_p50 is None else f", relative L2 {plain(at.rel_l2_p50, 3)}"
+        size = "" if at.norm_ratio_p50 is None else f", norm {plain(at.norm_ratio_p50, 3)} times the replay's"
+        some = f", {len(at.apart)} of them apart" if at.apart is not None and len(at.apart) < at.rows else ""
+        return f"(cosine {at.cosine_p50:.4f}{far}{size} over {at.rows} rows{some})"
+    return f"in {len(at.apart)} of {at.rows} rows ({_rows(at.apart)})"
 
 
-def _measured(at: Stage) -> dict[str, float | None]:
+def _rows(apart: PartedRows) -> str:
+    """Where these rows stand, and what is the matter with them."""
+    positions, rounds = sorted(set(apart.position)), sorted({k for k in apart.round if k >= 0})
+    said = [f"position{'s' if len(positions) > 1 else ''} {join([str(k) for k in positions], _MOST_ROWS)}"]
+    if rounds:
+        said.append(f"round{'s' if len(rounds) > 1 else ''} {join([str(k) for k in rounds], _MOST_ROWS)}")
+    if apart.broken:
+        said.append(f"{apart.broken} NaN or infinite on one side only")
+    if apart.rel_l2 is not None and apart.norm_ratio is not None:
+        said.append(f"relative L2 {plain(apart.rel_l2, 3)}, norm {plain(apart.norm_ratio, 3)} times the replay's")
+    return "; ".join(said)
+
+
+def _some_rows(at: Stage) -> str:
+    """Where to look for what is wrong in some rows and right in the others."""
+    return (
+        f"The other {at.rows - len(at.apart or ())} rows agree, so no weight of the draft is wrong: look at what made just "
+        "these rows (their places in the batch, the draft's cache, padding of a CUDA graph), and record them again."
+    )
+
+
+def _measured(at: Stage) -> dict[str, Any]:
     if at.cosine_p50 is None:
         return {"equal_first_choices": at.equal_top1}
-    return {"cosine": at.cosine_p50, "rel_l2": at.rel_l2_p50, "norm_ratio": at.norm_ratio_p50}
+    apart = at.apart
+    some = {} if apart is None else {"rows_apart": len(apart), "positions": apart.position, "rounds": apart.round}
+    return {"cosine": at.cosine_p50, "rel_l2": at.rel_l2_p50, "norm_ratio": at.norm_ratio_p50, **some}
 
 
 def _proposals(by: ProposedBy, at: Stage) -> Finding:
@@ -105,7 +141,7 @@ def _place(at: Stage, blame: Blame, layers: int) -> str:
         return "Look at the norm before fc and at the hand-over of the hidden states to the draft."
     if at.tensor == "fc_out":
         return "Look at fc's weights and bias as loaded (drafttrace check)."
-    if at.tensor == "proposal":
+    if at.tensor in (PROPOSAL, LOGITS):
         return f"Look at {' and at '.join(blame.parts or ('lm_head',))} as loaded (drafttrace check)."
     if blame.shown:
         return f"Look at {blame.parts[0]} as loaded and as the server runs it."

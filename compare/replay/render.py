@@ -150,6 +150,7 @@ def _live(live: LiveComparison) -> Grid:
             str(stage.step + 1),
             stage.tensor,
             str(stage.rows),
+            "–" if stage.cosine_p50 is None else str(len(stage.apart or ())),
             plain(stage.cosine_p50, 5),
             plain(stage.cosine_min, 5),
             plain(stage.rel_l2_p50, 4),
@@ -165,6 +166,7 @@ def _live(live: LiveComparison) -> Grid:
             "step",
             "what",
             "rows",
+            "apart",
             "cosine p50",
             "cosine min",
             "rel L2",
@@ -173,7 +175,7 @@ def _live(live: LiveComparison) -> Grid:
             "or tied",
         ),
         rows,
-        right=frozenset({0, 2, 3, 4, 5, 6, 7, 8}),
+        right=frozenset({0, 2, 3, 4, 5, 6, 7, 8, 9}),
         bold=frozenset(i for i, stage in enumerate(live.stages) if stage.parted),
     )
 

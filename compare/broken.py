@@ -8,6 +8,7 @@ import numpy as np
 
 from drafttrace.compare.measure import BLOCK_BYTES
 from drafttrace.tracer.capture import Accepted, Capture
+from drafttrace.tracer.position_rows import in_text
 
 _MOST = 50
 
@@ -25,8 +26,8 @@ class BrokenSlot:
 
 
 def find_broken(capture: Capture) -> tuple[BrokenSlot, ...]:
-    """The slots with broken rows. Rows that the capture does not have, and rejected ones, do not count."""
-    kept = capture.table.accepted != Accepted.REJECTED
+    """The slots with broken rows. Rows that the capture does not have, rejected ones and padding do not count."""
+    kept = (capture.table.accepted != Accepted.REJECTED) & in_text(capture, len(capture.table))
     found = []
     for index, slot in enumerate(capture.slots):
         rows, present = slot.rows, capture.present.get(slot.name)

@@ -18,6 +18,7 @@ from drafttrace.compare.kernels.blocks import hash_rows
 from drafttrace.compare.kernels.hashes import plain_hashes
 from drafttrace.compare.measure import BLOCK_BYTES, Bools
 from drafttrace.tracer.capture import Accepted, Capture, Ints, RowTable
+from drafttrace.tracer.position_rows import in_text
 from drafttrace.tracer.rows import Rows
 
 LAST = -1
@@ -152,10 +153,9 @@ def states(capture: Capture) -> Iterator[tuple[int, Rows, Bools]]:
     states = [(i, s.name, s.rows) for i, s in enumerate(capture.slots) if s.boundary != 0]
     if capture.last is not None:
         states.append((LAST, "last" if "last" in capture.present else capture.last.name, capture.last.rows))
-    position, limit = capture.table.position, capture.valid_length or len(capture.tokens)
     for slot, name, rows in states:
         count = min(len(rows), len(capture.table))
-        present = (position[:count] >= 0) & (position[:count] < limit)
+        present = in_text(capture, count)
         mask = capture.present.get(name)
         yield slot, rows, present if mask is None else present & mask[:count]
 

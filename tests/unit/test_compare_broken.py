@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
+import dump_layouts
 import numpy as np
+import pytest
 from compare_world import bf16, make_world, served
 
+from drafttrace.compare.broken import find_broken
 from drafttrace.compare.diff import diff
 from drafttrace.compare.result import FAULT
 from drafttrace.tracer.capture import Accepted, Capture, Probe
+from drafttrace.tracer.open import open_capture
 
 
 def trace(slot: int = 0, rows: tuple[int, ...] = (), value: float = 0.0) -> Capture:
@@ -47,3 +52,17 @@ def test_rejected_rows_and_rows_that_were_not_recorded_are_no_fault() -> None:
     present = np.ones(len(gone.table), np.bool_)
     present[[5, 6]] = False
     assert faults(gone) and faults(replace(gone, present={gone.slots[1].name: present})) == []
+
+
+@pytest.mark.parametrize("layout", ["AM-EAGLE3", "AM-DSPARK", "TS-DEBUG"])
+def test_the_padded_tail_of_a_dump_is_no_fault(layout: str, tmp_path: Path) -> None:
+    """'zero-rows: 3 of 16 rows are zero', of rows that inspect called padding."""
+    case = next(case for case in dump_layouts.CASES if case.id == layout)
+    dump = open_capture(f"{case.write(tmp_path)}#0")
+    tail = np.flatnonzero(dump.table.position >= dump.valid_length)
+    assert len(tail) == 3 and not dump.slots[0].rows.take(tail).any()
+    assert find_broken(dump) == () and diff(dump, None).findings == ()
+    held = dump.slots[0].rows.floats().copy()
+    held[4] = 0
+    broken = replace(dump, slots=(replace(dump.slots[0], rows=bf16(held)), *dump.slots[1:]))
+    assert [(one.rows, one.zero_at) for one in find_broken(broken)] == [(dump.valid_length, (4,))]

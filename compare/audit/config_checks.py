@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from drafttrace.compare.audit.forward_checks import forward_findings
+from drafttrace.compare.audit.loading_checks import loading_findings
 from drafttrace.compare.audit.mla_checks import MLA_CLASS, PLAIN_CLASS
 from drafttrace.compare.audit.said_in_vain import garbled_rope, odd_flags, unused_window
 from drafttrace.compare.audit.sglang_rules import honoured
@@ -29,6 +30,7 @@ _ROPE_NEEDS = {
 def config_findings(subject: Subject) -> Iterator[Finding]:
     """Every fault and hint that needs no tensor."""
     yield from _class(subject)
+    yield from loading_findings(subject)
     yield from _fc(subject)
     yield from _flags(subject)
     yield from odd_flags(subject.draft)

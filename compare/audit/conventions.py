@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from drafttrace.compare.audit.installed import installed_class, installed_version
 from drafttrace.compare.audit.sglang_rules import LAST_VERSION, capability
 from drafttrace.compare.audit.target_config import TargetConfig
-from drafttrace.compare.draft_config import NESTED, SPECULATORS, DraftConfig, LayerIds
+from drafttrace.compare.draft_config import NESTED, SPECULATORS, TOP_LEVEL, DraftConfig, LayerIds
 from drafttrace.compare.id_rules import emitted, spellings
 from drafttrace.tracer.boundary import canonical_wiring
 
@@ -86,7 +86,8 @@ def trainer(draft: DraftConfig, n: int) -> Convention:
         note = "no ids in the config" if draft.ids_problem is None else "no ids in the config that are integers"
         note += ": the trainers' own default"
         return Convention(draft.project, "default", None, canonical_wiring(n), note)
-    if draft.project == SPECULATORS:
+    if draft.project == SPECULATORS:  # its own place first: nested ids beside it were written for SGLang
+        ids = next((place for place in (ids, *draft.other_ids) if place.where == TOP_LEVEL), ids)
         return Convention(draft.project, ids.where, ids.ids, ids.ids, "id k means B(k)")
     wiring = tuple(k + 1 for k in ids.ids)
     return Convention(draft.project, ids.where, ids.ids, wiring, "id k means the output of layer k, B(k+1)")

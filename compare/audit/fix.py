@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from drafttrace.compare.audit.config_checks import EAGLE3_CLASSES
+from drafttrace.compare.audit.loading_checks import loading_changes
 from drafttrace.compare.audit.mla_checks import MLA_CLASS, PLAIN_CLASS, other_attention
 from drafttrace.compare.audit.subject import Subject
 from drafttrace.compare.draft_config import NESTED, SPECULATORS
@@ -29,10 +30,10 @@ def planned_changes(subject: Subject) -> dict[str, Any]:
 
     Only what follows from weights and a known training wiring: a guess is never written.
     """
-    changes: dict[str, Any] = {}
+    changes = loading_changes(subject)
     draft, wanted = subject.draft, subject.trained
     if wanted is None and draft.project == SPECULATORS and draft.layer_ids is not None:
-        wanted = draft.layer_ids.ids
+        wanted = subject.readings[0].wiring
     if wanted is not None and subject.reader is not None and tuple(wanted) != subject.served.wiring:
         ids = subject.reader.ids_for(wanted, subject.target.layers)
         if ids is not None:

@@ -187,7 +187,7 @@ def _head_and_embedding(subject: Subject) -> Iterator[Finding]:
             0.95,
             f"The checkpoint has no lm_head and draft_vocab_size is {draft.draft_vocab_size}, so SGLang serves a head of "
             "random weights.",
-            "Export lm_head.weight with the draft, or drop draft_vocab_size so that the target's head is shared.",
+            'Export lm_head.weight with the draft, or write "draft_vocab_size": null so that the target\'s head is shared.',
             {"tensor": "lm_head.weight", "draft_vocab_size": draft.draft_vocab_size},
         )
     elif head is not None and draft.draft_vocab_size is None and not draft.tied:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from drafttrace.compare.audit.loading_checks import unread
 from drafttrace.compare.audit.odd_id_checks import odd_id_findings
 from drafttrace.compare.audit.remedies import wiring_remedy
 from drafttrace.compare.audit.subject import Subject, fault, note
@@ -37,10 +38,16 @@ def wiring_findings(subject: Subject) -> Iterator[Finding]:
         yield note(
             "default-wiring",
             0.3,
-            f"The server falls back to its default {wiring_name(served)}, which happens to be what training used.",
+            f"{_falls_back(subject)} to its default {wiring_name(served)}, which happens to be what training used.",
             f"Write the ids down so that no release changes them: {wiring_remedy(subject, trained)}",
             {"served": list(served), "trained_by": by},
         )
+
+
+def _falls_back(subject: Subject) -> str:
+    if unread(subject.draft):  # this SGLang stops before it looks for ids
+        return "SGLang does not load this config; with its keys at the top level it would fall back"
+    return "The server falls back"
 
 
 def _no_capture(subject: Subject) -> Finding:

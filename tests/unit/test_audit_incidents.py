@@ -92,7 +92,12 @@ CASES = [
     Case("healthy SpecForge", specforge(CANONICAL), served=(2, 16, 29), trained=(2, 16, 29)),
     Case("healthy Model-Optimizer", modelopt(CANONICAL), served=(2, 16, 29), trained=(2, 16, 29)),
     Case(
-        "healthy speculators, default ids", speculators([2, 16, 29]), served=(2, 16, 29), notes=("default-wiring",)
+        "speculators with default ids, in a layout that SGLang does not read",
+        speculators([2, 16, 29]),
+        served=(2, 16, 29),
+        faults=("fc-not-called",),
+        notes=("default-wiring",),
+        remedy="at the top level of config.json",
     ),
     Case("healthy AngelSlim, ids nowhere", angelslim(), served=(2, 16, 29), notes=("default-wiring",)),
     Case(
@@ -119,7 +124,7 @@ CASES = [
         "speculators ids that are not the default",
         speculators([3, 17, 30]),
         served=(2, 16, 29),
-        faults=("default-wiring", "boundary-offset"),
+        faults=("default-wiring", "boundary-offset", "fc-not-called"),
         remedy=NESTED_LINE + "[2, 16, 29]}",
     ),
     Case(
@@ -316,7 +321,7 @@ CASES = [
     Case(
         "norm_before_residual",
         speculators([2, 16, 29], norm_before_residual=True),
-        faults=("norm-missing",),
+        faults=("norm-missing", "fc-not-called"),
         notes=("default-wiring",),
     ),
     Case(
@@ -430,8 +435,14 @@ CASES = [
     ),
     Case(
         "lm_head that the target's replaces",
-        {k: v for k, v in specforge(CANONICAL).items() if k != "draft_vocab_size"},
+        specforge(CANONICAL, draft_vocab_size=None),
         faults=("weights-replaced",),
+    ),
+    Case(
+        "no draft_vocab_size",
+        {k: v for k, v in specforge(CANONICAL).items() if k != "draft_vocab_size"},
+        faults=("weights-replaced", "fc-not-called"),
+        remedy='"draft_vocab_size": 48',
     ),
     Case(
         "tied embeddings drop the head",
@@ -510,7 +521,7 @@ CASES = [
         "the graph buffer counts ids at the top level, the target does not",
         speculators([2, 10, 16, 29]),
         served=(2, 16, 29),
-        faults=("default-wiring", "slot-count", "slot-shift", "wrong-boundary"),
+        faults=("default-wiring", "fc-not-called", "slot-count", "slot-shift", "wrong-boundary"),
         notes=("stale-rows",),
         tensors=lambda: draft_tensors(slots=4),
     ),

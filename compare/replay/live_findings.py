@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from drafttrace.compare.audit.subject import fault, note
@@ -15,6 +15,8 @@ from drafttrace.compare.replay.stages import LOGITS, PROPOSAL, PartedRows, Stage
 from drafttrace.compare.result import Finding
 
 _MOST_ROWS = 6
+_ROUNDS, _TIMES, _TOKENS = 4, 2.0, 1.0
+"""Rounds without which a mean accept length says little; and by which factor, and how many tokens, two contradict."""
 
 
 def live_findings(live: LiveComparison | None) -> Iterator[Finding]:
@@ -40,6 +42,40 @@ def live_findings(live: LiveComparison | None) -> Iterator[Finding]:
             "shown": blame.shown,
             **_measured(at),
         },
+    )
+
+
+def contradiction_finding(
+    live: LiveComparison | None, expected: float, changed: Sequence[str], switches_tried: bool
+) -> Iterator[Finding]:
+    """That live and replay agree tensor by tensor, and the accept lengths are nothing alike. expected: of the replay's
+    chain, on the text of the trace. changed: switches that the server runs otherwise than the config says.
+
+    A tree accepts more than a chain does, so of a tree only the opposite counts.
+    """
+    if live is None or live.parted is not None or live.observed is None or not math.isfinite(expected):
+        return
+    observed, rounds = live.observed, len(live.accept_lengths)
+    less, more = sorted((observed, expected))
+    if rounds < _ROUNDS or more < _TIMES * less or more - less < _TOKENS or (live.topk > 1 and observed > expected):
+        return
+    remedy = "Look at how the server verifies: its sampling, and what it was asked."
+    if changed and not switches_tried:
+        remedy = "Replay again without --no-switches: it says what each of these costs."
+    elif observed > expected:
+        remedy = "Give the text and the target that the trace was recorded with."
+    why = (
+        f" The server runs the draft otherwise than its config and checkpoint say ({', '.join(changed)})."
+        if changed
+        else ""
+    )
+    yield fault(
+        "unexplained",
+        0.6,
+        f"Accept length {observed:.2f} was observed over {rounds} rounds, and the replay of the same text gives "
+        f"{expected:.2f}, though the live draft computes what the replay computes as served.{why}",
+        remedy,
+        {"observed": observed, "expected": expected, "changed": list(changed)},
     )
 
 

@@ -28,7 +28,7 @@ from drafttrace.compare.replay.findings import (
     wiring_findings,
 )
 from drafttrace.compare.replay.live import LiveComparison, compare_live, draft_steps
-from drafttrace.compare.replay.live_findings import agreement_finding, live_findings
+from drafttrace.compare.replay.live_findings import agreement_finding, contradiction_finding, live_findings
 from drafttrace.compare.replay.material import broken_findings, token_remarks, unread_findings
 from drafttrace.compare.replay.prepare import (
     Bench,
@@ -223,24 +223,32 @@ class _Maker:
 
     def findings(self) -> list[Finding]:
         """All of them, faults first; that the draft is no good at all only where nothing says why, and that live and
-        replay agree only where nothing at all was found."""
+        replay agree only where nothing at all was found and their accept lengths are alike."""
         found = list(self._named())
         if not any(finding.severity == FAULT for finding in found):
             found += self._unexplained()
         if not found and self.reference() is not None:
-            known = self._scored.get(self._bench.texts[0].file_wiring)
-            found += agreement_finding(self._live, known.score.simulated if known is not None else float("nan"))
+            found += agreement_finding(self._live, self._chain())
         return sorted(found, key=lambda f: (f.severity != FAULT, -f.confidence))
 
     def _unexplained(self) -> list[Finding]:
+        """What no other finding explains. A draft that the server got along with is not called useless."""
         wiring, served = self.reference(), self._server_wiring()
         if wiring is None:
             return []
+        found = list(contradiction_finding(self._live, self._chain(), self._changed(), bool(self._variants)))
+        if found:
+            return found
         best, theirs = self._scored[wiring].score, self._scored.get(served) if served is not None else None
-        found = list(useless_findings(wiring, best, self._search.tried if self._search is not None else 0))
+        found += useless_findings(wiring, best, self._search.tried if self._search is not None else 0)
         if not found and served is not None and theirs is not None:
             found += served_useless_findings(served, self._answer or theirs.score, wiring, best)
         return found
+
+    def _chain(self) -> float:
+        """Accept length of the replay's own chain with the slots that the server handed over; NaN where not known."""
+        known = self._scored.get(self._bench.texts[0].file_wiring)
+        return known.score.simulated if known is not None else float("nan")
 
     def _named(self) -> Iterator[Finding]:
         wiring, served = self.reference(), self._server_wiring()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ import torch
 from audit_folders import draft_tensors
 from replay_served import honest, pair, served, with_weight
 from replay_world import World
+from safetensors.torch import load_file, save_file
 
 from drafttrace.compare.replay.live import LiveComparison
 from drafttrace.compare.replay.render import markdown
@@ -129,3 +132,32 @@ def test_a_zero_in_the_replay_prints_no_number_of_thirty_digits(tmp_path: Path) 
 
 def _zeroed() -> dict[str, torch.Tensor]:
     return {name: t * 0 if name == "fc.weight" else t for name, t in draft_tensors().items()}
+
+
+@pytest.mark.parametrize("counts", [[6] * 6, [1] * 6])
+def test_accept_lengths_that_contradict_each_other_are_not_called_agreement(
+    tmp_path: Path, counts: list[int]
+) -> None:
+    """With --no-switches: "accept length 6.00 was observed, the replay gives 1.07" was ``none`` with exit code 0."""
+    folder, draft = ROOT / "pairs/tiny-kimi", ROOT / "pairs/tiny-kimi/draft"
+    capture = open_capture(str(ROOT / "traces/tiny-kimi/fixed.h5"))
+    request = {**capture.about["request"], "accept_counts": counts}
+    capture = dataclasses.replace(capture, about={**capture.about, "request": request})
+    if counts[0] > 1:  # the draft's own embedding, which SGLang replaces by the target's
+        draft = tmp_path / "draft"
+        shutil.copytree(folder / "draft", draft)
+        tensors = load_file(draft / "model.safetensors")
+        config = json.loads((draft / "config.json").read_text())
+        rows, width = config["vocab_size"], config["hidden_size"]
+        tensors["embed_tokens.weight"] = torch.randn(
+            rows, width, generator=torch.Generator().manual_seed(1)
+        ).bfloat16()
+        save_file(tensors, draft / "model.safetensors")
+    result = replay(capture, draft, folder / "target", switches=False)
+    assert result.live is not None and result.live.parted is None
+    (found,) = [f for f in result.findings if f.id in ("none", "unexplained")]
+    assert found.id == "unexplained" and result.exit_code == 1
+    assert f"Accept length {counts[0]}.00 was observed over 6 rounds" in found.summary
+    assert ("without --no-switches" in found.remedy) == (counts[0] > 1)
+    if counts[0] > 1:
+        assert found.evidence["changed"] == ["embedding"] and "(embedding)" in found.summary

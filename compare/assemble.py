@@ -39,7 +39,7 @@ def side_info(capture: Capture) -> SideInfo:
     sources = sorted({slot.source for slot in capture.slots if slot.boundary is not None})
     wiring = capture.wiring
     return SideInfo(
-        path=capture.path,
+        path=capture.spec or capture.path,
         format=capture.format,
         recognised_by=capture.recognised_by,
         tokens=len(capture.tokens),

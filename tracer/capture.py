@@ -143,6 +143,7 @@ class Capture:
     slots: in fc order, each ``[R, H]``. embed / last / boundaries: further states of the target, each ``[R, H]``;
     a boundary sweep may cover only the first rows (``len(rows) <= R``). mask: loss mask ``[T]`` on the unshifted
     tokens; row t is weighted by ``mask[t + mask_offset]`` in training. valid_length: tokens that are not padding.
+    sample: its number among several. spec: ``PATH#i`` where ``path`` holds other samples, too.
     about: parsed JSON blocks of a trace (environment, server_args, target_config, draft_config, wiring, request,
     weights) or what a dump says of itself. present: masks ``[R]``, by slot name (also "embed" and "last"), of the
     rows that were recorded, where some were not: those are zero; a name that is missing here has all its rows.
@@ -166,6 +167,7 @@ class Capture:
     valid_length: int = 0
     prompt_length: int | None = None
     sample: int | None = None
+    spec: str | None = None
     complete: bool = True
     probes: tuple[Probe, ...] = ()
     about: Mapping[str, Any] = field(default_factory=dict)

@@ -143,8 +143,11 @@ def read_sample(collection: Collection, number: int, like: Capture | None, reque
 
 
 def _read(collection: Collection, number: int, asked: Request) -> Capture:
-    capture = held_against(collection.read(collection.ref(number), asked), asked)
-    return capture if len(collection.refs) == 1 else dataclasses.replace(capture, sample=number)
+    ref = collection.ref(number)
+    capture = held_against(collection.read(ref, asked), asked)
+    if len(collection.refs) == 1:
+        return capture
+    return dataclasses.replace(capture, sample=number, spec=collection.spec(ref))
 
 
 def split_spec(spec: str) -> tuple[Path, int | None]:

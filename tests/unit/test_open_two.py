@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
+import dump_layouts
 import pytest
 
 import drafttrace
+from drafttrace.compare import report_markdown
 from drafttrace.compare.judge import rejudge
 from drafttrace.tracer.commands.diff import compare_paths
 from drafttrace.tracer.commands.replay import _captures
@@ -64,3 +67,30 @@ def test_samples_with_gaps_in_their_numbers_are_all_opened(tmp_path: Path) -> No
     with pytest.raises(DrafttraceError, match=rf"name one as '{tmp_path}#1', or replay all of them with --all"):
         _captures(str(tmp_path), every=False, format=None, mapping=None, request=Request())
     assert len(_captures(str(tmp_path), every=True, format=None, mapping=None, request=Request())) == 3
+
+
+def test_the_result_names_the_sample_that_was_chosen_of_a_file(tmp_path: Path) -> None:
+    """The path of a list, with no word of which of its samples was compared, in any of the reports."""
+    left = str(dump_layouts.write_ts_test(tmp_path))
+    debug, cache = dump_layouts.write_ts_debug(tmp_path), dump_layouts.write_ts_eval(tmp_path)
+    one = json.loads(dump_layouts.write_sg_json(tmp_path).read_text())
+    answers = tmp_path / "answers.json"
+    answers.write_text(json.dumps([one | {"input_ids": [5, 4, 3, 2, 1, 6, 7, 8, 9, 10]}, one]))
+    for path, number in ((debug, 0), (cache, 0), (answers, 1)):
+        result = compare_paths(left, str(path), request=Request(hidden_size=dump_layouts.H))
+        assert result.reference is not None and result.reference.path == f"{path}#{number}"
+        assert f"{path}#{number}(" in "".join(str(result).split())  # its lines are broken
+        assert f'"path": "{path}#{number}"' in report_markdown.render(result)
+        assert result.to_json()["reference"]["path"] == f"{path}#{number}"
+        assert compare_paths(f"{path}#{number}", None).left.path == f"{path}#{number}"
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for name in ("a.json", "b.json"):
+        shutil.copy(answers, folder / name)
+    assert drafttrace.diff(f"{folder}#3").left.path == f"{folder}#3"
+
+
+def test_the_result_names_the_file_of_a_sample_that_has_its_own() -> None:
+    """PATH#i of such a file would be refused: it holds no sample i."""
+    dump = ROOT / "pairs/tiny-kimi/dump"
+    assert drafttrace.diff(f"{dump}#3").left.path == f"{dump}/data_3.pt"

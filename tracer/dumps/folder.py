@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -63,6 +65,16 @@ class Collection:
         files = "1 file" if self.left_out == 1 else f"{self.left_out} files"
         note = f"{files} of the folder left out, of another format than {self.layout.id}"
         return replace(capture, notes=(*capture.notes, note))
+
+    def spec(self, ref: SampleRef) -> str | None:
+        """``PATH#i`` of one of several samples, where the path of its file would name others, too; else None."""
+        shared = ref.file == self.path or ref.file in self._shared
+        return f"{self.path}#{ref.number}" if len(self.refs) > 1 and shared else None
+
+    @functools.cached_property
+    def _shared(self) -> frozenset[Path]:
+        """The files that hold several samples."""
+        return frozenset(file for file, count in Counter(ref.file for ref in self.refs).items() if count > 1)
 
     def ref(self, number: int) -> SampleRef:
         """The sample of that number. Raises DrafttraceError naming what there is."""

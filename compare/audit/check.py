@@ -9,8 +9,9 @@ from typing import Any
 
 from drafttrace.compare.audit.config_checks import config_findings
 from drafttrace.compare.audit.conventions import Convention, sglang, sglang_reader, trainer, vllm
-from drafttrace.compare.audit.evidence_checks import dump_findings, dump_wiring
+from drafttrace.compare.audit.evidence_checks import IS_EMBEDDING, disputed_slots, dump_findings, dump_wiring
 from drafttrace.compare.audit.fix import planned_changes
+from drafttrace.compare.audit.foreign_dumps import is_foreign
 from drafttrace.compare.audit.odd_id_checks import whole_ids
 from drafttrace.compare.audit.result import CheckResult, ReadingRow
 from drafttrace.compare.audit.roles import refuse_draft_as_target, refuse_no_draft
@@ -135,18 +136,23 @@ def gather(
     if wiring is not None:
         by = "given by --trained"
     hows = [_wiring_of(dump, target_weights, target.embed_scale) for dump in dumps]
-    if wiring is None and dumps:
-        wiring, by = _agreed(dumps, hows, notes)
+    by_value, own = None, [k for k, one in enumerate(dumps) if not is_foreign(one, target, draft, weights)]
+    if wiring is None and own:
+        wiring, by = _agreed([dumps[k] for k in own], [hows[k] for k in own], notes)
         beyond = [k for k in wiring or () if k > target.layers]
         if beyond:
             raise DrafttraceError(
                 f"The slots of {by} are {wiring_name(wiring or ())}, but the target has {target.layers} layers and no "
                 f"B{beyond[0]}; give the target that the dump was made with, or its slots with --boundaries."
             )
+        by_value = tuple(i for i, how in enumerate(hows[own[0]][1]) if how == IS_EMBEDDING)
+    disputed = trained is not None and any(disputed_slots(trained, hows[k][1]) for k in own)
     n = target.layers
     readings: tuple[Convention, ...] = (trainer(draft, n), vllm(draft, n), sglang(draft, n, reader))
     algorithm = algorithm or live_algorithm(health)
-    subject = Subject(target, draft, target_weights, weights, reader, readings, wiring, by, algorithm)
+    subject = Subject(
+        target, draft, target_weights, weights, reader, readings, wiring, by, algorithm, by_value, disputed
+    )
     return subject, notes, hows
 
 
@@ -192,8 +198,9 @@ def _agreed(
     if found and len(known) == len(found):
         return known, name
     notes.append(
-        f"The dump's slots are {wiring_name(found)}: it does not say which boundaries training used, so the served "
-        "wiring was not compared with it (drafttrace diff against a trace finds out by value)."
+        f"The dump's slots are {wiring_name(found)}: it does not say which boundaries training used in every slot, so the "
+        "served wiring was compared only with what its rows prove (drafttrace diff against a trace, or drafttrace replay "
+        "--search, finds out by value)."
     )
     return None, ""
 

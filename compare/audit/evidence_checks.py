@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from drafttrace.compare.audit.foreign_dumps import foreign_finding
 from drafttrace.compare.audit.subject import Subject, fault, note
 from drafttrace.compare.result import Finding
 from drafttrace.tracer.boundary import wiring_name
@@ -13,6 +14,8 @@ from drafttrace.tracer.capture import Capture
 from drafttrace.tracer.checkpoint import Checkpoint
 from drafttrace.tracer.part_names import EMBED, stored_name
 
+IS_EMBEDDING = "its rows are the target's embedding rows"
+NO_EMBEDDING = "declared B0, but its rows are not the target's embedding rows"
 _ROWS = 64
 _SAME = 0.02
 
@@ -31,10 +34,10 @@ def dump_wiring(
         equal = _is_embedding(dump, k, target, scale)
         if equal:
             found.append(0)
-            how.append("its rows are the target's embedding rows")
+            how.append(IS_EMBEDDING)
         elif equal is False and slot.boundary == 0:
             found.append(None)
-            how.append("declared B0, but its rows are not the target's embedding rows")
+            how.append(NO_EMBEDDING)
         else:
             found.append(slot.boundary)
             how.append(slot.source)
@@ -94,6 +97,10 @@ def dump_findings(
     subject: Subject, dump: Capture, by_value: Sequence[int | None], how: Sequence[str]
 ) -> Iterator[Finding]:
     """Where a dump contradicts itself, and where its shape contradicts the draft's."""
+    foreign = foreign_finding(subject, dump)
+    if foreign is not None:
+        yield foreign
+        return
     for k, slot in enumerate(dump.slots):
         if slot.boundary is not None and slot.boundary != by_value[k]:
             yield note(
@@ -105,21 +112,68 @@ def dump_findings(
                 {"declared": slot.boundary, "by_value": by_value[k]},
                 (k,),
             )
-    width = dump.hidden_size
-    if width is not None and width != subject.draft.slot_width:
-        yield fault(
-            "slot-count",
-            0.95,
-            f"The dump's slots are {width} wide, the draft expects {subject.draft.slot_width}.",
-            "Give the dump that this draft was trained on.",
-            {"dump": width, "draft": subject.draft.slot_width},
-        )
-    elif subject.fc_slots is not None and dump.slots and len(dump.slots) != subject.fc_slots:
-        yield fault(
-            "slot-count",
-            0.8,
-            f"The dump has {len(dump.slots)} slots, the draft's fc reads {subject.fc_slots}.",
-            "Training fed fc with other slots than the dump lists: find out with drafttrace replay --search.",
-            {"dump": len(dump.slots), "fc": subject.fc_slots},
-        )
+    yield from _contradictions(subject, by_value, how)
     yield from _last_findings(subject, dump, by_value)
+
+
+def _contradictions(subject: Subject, by_value: Sequence[int | None], how: Sequence[str]) -> Iterator[Finding]:
+    """Where the rows of a dump contradict ``--trained``, and the server where the dump's wiring is known in part only."""
+    yield from _trained_otherwise(subject, by_value, how)
+    served = subject.served.wiring
+    if subject.trained is not None or served is None or len(served) != len(by_value):
+        return
+    wrong = tuple(
+        k
+        for k, said in enumerate(how)
+        if (said == IS_EMBEDDING and served[k] != 0) or (said == NO_EMBEDDING and served[k] == 0)
+    )
+    if not wrong:
+        return
+    k = wrong[0]
+    holds = f"holds the target's embedding rows, B0, and {subject.served.who} serves B{served[k]} there"
+    if served[k] == 0:
+        holds = f"does not hold the target's embedding rows, and {subject.served.who} serves B0 there"
+    yield fault(
+        "wrong-boundary",
+        0.95,
+        f"Slot {k} of the dump {holds}: that is known by value, whatever the dump declares "
+        f"({wiring_name(by_value)} is left of it).",
+        "drafttrace replay --search finds the boundary of every slot by value; then drafttrace check --trained gives the "
+        "line to write.",
+        {"by_value": list(by_value), "served": list(served), "how": list(how)},
+        wrong,
+    )
+
+
+def _trained_otherwise(subject: Subject, by_value: Sequence[int | None], how: Sequence[str]) -> Iterator[Finding]:
+    """``--trained`` and ``--dump`` name different boundaries."""
+    trained = subject.trained
+    if trained is None or subject.by_value is not None or len(trained) != len(by_value):
+        return
+    apart = tuple(k for k, b in enumerate(by_value) if b is not None and b != trained[k])
+    apart += tuple(k for k in disputed_slots(trained, how) if k not in apart)
+    if not apart:
+        return
+    proven = disputed_slots(trained, how)
+    tail = "as the dump declares them; drafttrace replay --search would tell which is right"
+    if proven:
+        slots = " and ".join(str(k) for k in proven)
+        tail = f"and slot {slots} {'are' if len(proven) > 1 else 'is'} known by value, from the target's embedding rows"
+    yield (fault if proven else note)(
+        "wrong-boundary",
+        0.97 if proven else 0.5,
+        f"--trained says {wiring_name(trained)}, the dump says {wiring_name(by_value)}, {tail}.",
+        "Drop --trained, so that the dump decides, or give the dump that training read; --fix writes no wiring until then."
+        if proven
+        else "Drop the one that is wrong: --dump alone takes what the dump declares.",
+        {"trained": list(trained), "dump": list(by_value), "how": list(how)},
+        tuple(sorted(apart)),
+    )
+
+
+def disputed_slots(trained: Sequence[int], how: Sequence[str]) -> tuple[int, ...]:
+    """Slots of which the rows of a dump prove that ``trained`` names another boundary."""
+    pairs = enumerate(zip(trained, how, strict=False))
+    return tuple(
+        k for k, (b, said) in pairs if (said == IS_EMBEDDING and b != 0) or (said == NO_EMBEDDING and b == 0)
+    )

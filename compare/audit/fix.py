@@ -31,8 +31,8 @@ def planned_changes(subject: Subject) -> dict[str, Any]:
     Only what follows from weights and a known training wiring: a guess is never written.
     """
     changes = loading_changes(subject)
-    draft, wanted = subject.draft, subject.trained
-    if wanted is None and draft.project == SPECULATORS and draft.layer_ids is not None:
+    draft, wanted = subject.draft, None if subject.disputed else subject.trained
+    if subject.trained is None and draft.project == SPECULATORS and draft.layer_ids is not None:
         wanted = subject.readings[0].wiring
     if wanted is not None and subject.reader is not None and tuple(wanted) != subject.served.wiring:
         ids = subject.reader.ids_for(wanted, subject.target.layers)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,9 @@ class Subject:
     """A draft, its target, and the server that would run them.
 
     trained: the wiring that training used, where something says so, and trained_by what does. readings: trainer,
-    vLLM, SGLang, in this order. algorithm: the server's speculative algorithm, where known.
+    vLLM, SGLang, in this order. algorithm: the server's speculative algorithm, where known. by_value: where a dump
+    says what training used, the slots that its rows prove (the others are as it declares them); None where something
+    else says it. disputed: a dump's rows contradict ``trained``.
     """
 
     target: TargetConfig
@@ -32,6 +34,8 @@ class Subject:
     trained: tuple[int, ...] | None
     trained_by: str
     algorithm: str | None
+    by_value: tuple[int, ...] | None = None
+    disputed: bool = False
 
     @property
     def served(self) -> Convention:
@@ -44,9 +48,24 @@ class Subject:
         return slots_of_fc(self.draft_weights, self.draft)
 
     @property
+    def origin(self) -> str:
+        """What says what training used, and for a dump which slots are known by value and which as declared."""
+        if self.by_value is None or self.trained is None:
+            return self.trained_by
+        declared = [k for k in range(len(self.trained)) if k not in self.by_value]
+        parts = [(self.by_value, "by value"), (declared, "as declared")]
+        said = [f"slot{'s' * (len(slots) > 1)} {_listed(slots)} {how}" for slots, how in parts if slots]
+        return f"{self.trained_by}: {', '.join(said)}"
+
+    @property
     def version(self) -> str:
         """The SGLang release that the audit assumes."""
         return self.reader.version if self.reader is not None else "0.5.23"
+
+
+def _listed(slots: Sequence[int]) -> str:
+    *first, last = (str(k) for k in slots)
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def fault(

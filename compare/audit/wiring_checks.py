@@ -25,7 +25,7 @@ def wiring_findings(subject: Subject) -> Iterator[Finding]:
         return
     yield from _embedding(subject)
     yield from _lost_slots(subject)
-    trained, by = subject.trained, subject.trained_by
+    trained, by = subject.trained, subject.origin
     if trained is None and subject.draft.project == SPECULATORS and subject.draft.layer_ids is not None:
         trained, by = subject.readings[0].wiring, f"{subject.readings[0].ids_from} of a speculators config"
     served = subject.served.wiring or ()
@@ -33,7 +33,10 @@ def wiring_findings(subject: Subject) -> Iterator[Finding]:
         yield from _unknown_training(subject)
     elif tuple(trained) != served:
         base = f"Training used {wiring_name(trained)} ({by}); {subject.served.who} serves {wiring_name(served)}"
-        yield from difference_findings(subject, trained, base, {"trained_by": by})
+        facts = {"trained_by": by}
+        if subject.by_value is not None:
+            facts |= {"by_value": list(subject.by_value)}
+        yield from difference_findings(subject, trained, base, facts)
     elif subject.served.ids_from == "default":
         yield note(
             "default-wiring",
@@ -190,10 +193,17 @@ def difference_findings(
     """
     served = subject.served.wiring or ()
     evidence = {"trained": list(wanted), "served": list(served), "ids_from": subject.served.ids_from, **facts}
-    remedy = wiring_remedy(subject, wanted)
+    remedy = f"{wiring_remedy(subject, wanted)}{_as_declared(subject)}"
 
     def found(name: str, tail: str, slots: tuple[int, ...] = ()) -> Finding:
-        return fault(name, sure, f"{base[:1].upper()}{base[1:]}{tail}.", remedy, evidence, slots)
+        return fault(
+            name,
+            min(sure, _surety(subject, slots)),
+            f"{base[:1].upper()}{base[1:]}{tail}.",
+            remedy,
+            evidence,
+            slots,
+        )
 
     if subject.served.ids_from == "default":
         yield found("default-wiring", f"; the server takes its default, because {_why_default(subject)}")
@@ -213,6 +223,21 @@ def difference_findings(
     if reading.wrong:
         names = ", ".join(str(i) for i in reading.wrong)
         yield found("wrong-boundary", f": slot {names} holds another boundary", reading.wrong)
+
+
+def _surety(subject: Subject, slots: Sequence[int]) -> float:
+    """How sure the trained boundaries of ``slots`` (none: all) are: what a dump only declares may be another boundary."""
+    if subject.by_value is None or subject.trained is None:
+        return 1.0
+    proven = [k in subject.by_value for k in slots or range(len(subject.trained))]
+    return 0.95 if all(proven) else 0.9 if any(proven) else 0.8
+
+
+def _as_declared(subject: Subject) -> str:
+    """What would prove the slots that a dump only declares."""
+    if subject.by_value is None or subject.trained is None or len(subject.by_value) == len(subject.trained):
+        return ""
+    return "; drafttrace replay --search would tell by value what the dump only declares"
 
 
 def _why_default(subject: Subject) -> str:

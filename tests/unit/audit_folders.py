@@ -7,8 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
+
+from drafttrace.tracer.capture import Capture, RowTable, Slot
+from drafttrace.tracer.rows import ArrayRows, DType
 
 HIDDEN, VOCAB, PRUNED = 16, 96, 48
 
@@ -204,3 +208,16 @@ def write_target(folder: Path, config: Mapping[str, Any] = LLAMA_TARGET, weights
         text = config.get("text_config", config)
         save_file(target_tensors(text["hidden_size"], text["vocab_size"]), folder / "model.safetensors")
     return folder
+
+
+def dump_of(slots: list[np.ndarray], tokens: np.ndarray, declared: list[int | None]) -> Capture:
+    """One sample of a dump in memory, its slots in order with the boundaries that it declares."""
+    rows = [ArrayRows(np.ascontiguousarray(slot, np.float32), DType.FP32) for slot in slots]
+    return Capture(
+        path="dump/data_0.pt",
+        format="SPEC-V1",
+        recognised_by="test",
+        tokens=tokens,
+        table=RowTable.of_tokens(tokens),
+        slots=tuple(Slot(f"s{k}", r, declared[k], "ASSUMED default") for k, r in enumerate(rows)),
+    )

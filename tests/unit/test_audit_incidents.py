@@ -27,6 +27,7 @@ from audit_folders import (
     VOCAB,
     angelslim,
     draft_tensors,
+    dump_of,
     kept_tokens,
     mla,
     mla_tensors,
@@ -47,7 +48,7 @@ from drafttrace.compare.audit.installed import installed_version
 from drafttrace.compare.audit.result import CheckResult
 from drafttrace.compare.audit.sglang_rules import ALGORITHMS
 from drafttrace.compare.result import FAULT, NOTE
-from drafttrace.tracer.capture import Capture, LastState, Norm, RowTable, Slot
+from drafttrace.tracer.capture import LastState, Norm
 from drafttrace.tracer.errors import DrafttraceError, OutputExists, UnknownFormat, UnreadableFile
 from drafttrace.tracer.rows import ArrayRows, DType
 
@@ -644,18 +645,6 @@ def test_fix_writes_a_copy_and_never_in_place(tmp_path: Path) -> None:
     assert (draft / "config.json").read_bytes() == before
     with pytest.raises(DrafttraceError, match="Nothing in"):
         fix(draft, tmp_path / "x", {})
-
-
-def dump_of(slots: list[np.ndarray], tokens: np.ndarray, declared: list[int | None]) -> Capture:
-    rows = [ArrayRows(np.ascontiguousarray(slot, np.float32), DType.FP32) for slot in slots]
-    return Capture(
-        path="dump/data_0.pt",
-        format="SPEC-V1",
-        recognised_by="test",
-        tokens=tokens,
-        table=RowTable.of_tokens(tokens),
-        slots=tuple(Slot(f"s{k}", r, declared[k], "ASSUMED default") for k, r in enumerate(rows)),
-    )
 
 
 def test_a_dump_decides_by_value_before_it_is_believed(tmp_path: Path) -> None:

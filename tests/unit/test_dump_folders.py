@@ -16,7 +16,8 @@ from safetensors.torch import save_file
 from drafttrace.tracer.dumps.folder import open_collection
 from drafttrace.tracer.dumps.registry import Request
 from drafttrace.tracer.errors import DrafttraceError, UnknownFormat
-from drafttrace.tracer.open import open_capture
+from drafttrace.tracer.inspecting import inspect_capture
+from drafttrace.tracer.open import names_several, open_capture
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -209,3 +210,29 @@ def test_the_passes_of_a_tensor_parallel_server_are_those_of_one_rank(tmp_path: 
         DrafttraceError, match=r"holds 2 runs \('TP0_PP0_Rank0_pid77', 'TP0_PP0_Rank0_pid99'\); give one"
     ):
         open_collection(tmp_path)
+
+
+def test_traces_beside_a_dump_are_none_of_its_samples(tmp_path: Path) -> None:
+    """diff counted three traces as samples of SPEC-V1, inspect said that the folder is no dump, and '#1' was read."""
+    folder = ROOT / "traces/tiny-kimi"
+    found = open_collection(folder)
+    assert ([ref.file.name for ref in found.refs], found.left_out) == (["data_0.pt"], 3)
+    assert inspect_capture(str(folder)).sample_count == 1 and not names_several(str(folder))
+    assert any(note == "3 files of the folder left out, of another format than SPEC-V1" for note in
+               open_capture(str(folder), format="spec-v1").notes)  # fmt: skip
+    with pytest.raises(DrafttraceError, match="has no sample 1"):
+        open_capture(f"{folder}#1")
+    shutil.copy(folder / "fixed.h5", tmp_path / "one.h5")
+    (tmp_path / "result.json").write_text("{}")
+    with pytest.raises(UnknownFormat, match="is a trace that drafttrace recorded"):
+        open_collection(tmp_path)
+
+
+def test_parts_of_a_dumper_folder_beside_passes_are_no_samples(tmp_path: Path) -> None:
+    """'SG-PASS, 26 samples', of which 20 were single tensors of another dump."""
+    made.write_sg_pass(tmp_path)
+    dumper = made.write_sg_dumper(tmp_path)
+    found = open_collection(tmp_path)
+    assert (found.layout.id, [ref.file.name for ref in found.refs]) == ("SG-PASS", ["Pass00000.pt"])
+    assert found.left_out == len(list(dumper.iterdir()))
+    assert open_collection(dumper).layout.id == "SG-DUMPER"

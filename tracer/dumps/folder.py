@@ -29,6 +29,7 @@ from drafttrace.tracer.errors import DrafttraceError, UnknownFormat, UnreadableF
 
 _SUFFIXES = (".pt", ".ckpt", ".ckpt.gz", ".pt.gz", ".pth", ".bin", ".safetensors", ".npz", ".h5", ".hdf5")
 _TEXT = ".json"
+_MAYBE_TRACES = (".h5", ".hdf5")
 _PROBES = 12
 
 
@@ -36,8 +37,8 @@ _PROBES = 12
 class Collection:
     """The samples of a path. layout: the id; why: how it was recognised.
 
-    left_out: files of the folder that are of another format than the one asked for. overruled: no file is of the
-    format asked for by its content, so all are read as if they were.
+    left_out: files of the folder that are of another format than the one asked for, traces, and parts of folders that
+    are dumps by themselves. overruled: no file is of the format asked for by its content, so all are read as if they were.
     """
 
     path: Path
@@ -229,7 +230,7 @@ def _open_folder(path: Path, format_id: str | None, request: Request) -> Collect
         return Collection(path, folder_layout, why, samples)
     if format_id is not None:
         _refuse_folder_format(path, format_id)
-    files = sample_files(path)
+    files, left_out = samples_below(path)
     if not files:
         model = next((file.name for file in _walk(path) if WEIGHTS.fullmatch(file.name)), None)
         if model is not None:
@@ -242,9 +243,10 @@ def _open_folder(path: Path, format_id: str | None, request: Request) -> Collect
             "the trainer wrote."
         )
     if format_id is not None:
-        return _asked_for(path, files, format_id, request)
+        asked_for = _asked_for(path, files, format_id, request)
+        return replace(asked_for, left_out=asked_for.left_out + left_out)
     layout, reason = _common_layout(path, files, request)
-    return Collection(path, layout, reason, numbered(path, layout, files))
+    return Collection(path, layout, reason, numbered(path, layout, files), left_out)
 
 
 def _asked_for(folder: Path, files: Sequence[Path], format_id: str, request: Request) -> Collection:
@@ -278,7 +280,35 @@ def _asked_for(folder: Path, files: Sequence[Path], format_id: str, request: Req
 
 def sample_files(folder: Path) -> list[Path]:
     """Every file below a folder that could be a sample, in natural order; links to folders are followed once."""
-    files = [path for path in _walk(folder) if path.name.endswith((*_SUFFIXES, _TEXT)) and not is_sidecar(path)]
+    return _samples_among(folder, _files_below(folder))
+
+
+def samples_below(folder: Path) -> tuple[list[Path], int]:
+    """Those of :func:`sample_files` that are samples of one dump, and how many files besides are none: traces, and the
+    parts of a folder that is a dump by itself. Where no tensors are there besides, they are all that there is."""
+    from drafttrace.tracer.open import is_trace_file
+
+    files = _files_below(folder)
+    parts = {place for place in {path.parent for path in files} - {folder} if _is_one_dump(place)}
+    kept = [p for p in files if p.parent not in parts and not (p.suffix in _MAYBE_TRACES and is_trace_file(p))]
+    others = len(files) - len(kept)
+    if others and all(path.suffix == _TEXT for path in kept):
+        kept, others = files, 0
+    return _samples_among(folder, kept), others
+
+
+def _is_one_dump(folder: Path) -> bool:
+    try:
+        return any(layout.detect(folder) is not None for layout in folder_layouts().values())
+    except DrafttraceError:  # whoever reads its files says so
+        return False
+
+
+def _files_below(folder: Path) -> list[Path]:
+    return [path for path in _walk(folder) if path.name.endswith((*_SUFFIXES, _TEXT)) and not is_sidecar(path)]
+
+
+def _samples_among(folder: Path, files: Sequence[Path]) -> list[Path]:
     tensors = [path for path in files if path.suffix != _TEXT]  # beside these, JSON says something of them
     return sorted(tensors or files, key=lambda path: _natural(str(path.relative_to(folder))))
 

@@ -23,6 +23,8 @@ LEAST_GAIN = 0.02
 _SIGMAS = 3.0
 _WORKS = 0.2
 _CHANCE = 0.01
+FEWEST = 8
+"""Rows without which nothing is called better: three of three against none of three is what three rows can say."""
 
 Wiring = tuple[Key, ...]
 Numbers = npt.NDArray[np.float32]
@@ -39,22 +41,28 @@ class Scored:
 
 def significant(better: float, worse: float, rows: int) -> bool:
     """Whether a difference of two shares over ``rows`` rows is more than chance and more than two points."""
-    if not (math.isfinite(better) and math.isfinite(worse)) or rows == 0:
+    if not (math.isfinite(better) and math.isfinite(worse)) or rows < FEWEST:
         return False
-    spread = math.sqrt(max(better * (1 - better) + worse * (1 - worse), 1e-4) / rows)
-    return better - worse > max(LEAST_GAIN, _SIGMAS * spread)
+    return better - worse > LEAST_GAIN and _apart(better, worse, rows) > _SIGMAS
 
 
 def confidence(better: float, worse: float, rows: int) -> float:
     """Between 0.5 and 0.99, by how many standard errors lie between two shares."""
-    spread = math.sqrt(max(better * (1 - better) + worse * (1 - worse), 1e-4) / max(rows, 1))
-    return min(0.99, max(0.5, 1 - math.exp(-(better - worse) / (3 * spread))))
+    return min(0.99, max(0.5, 1 - math.exp(-_apart(better, worse, rows) / 3)))
+
+
+def _apart(better: float, worse: float, rows: int) -> float:
+    """Standard errors between two shares, each with one hit and one miss more than were seen (Agresti and Caffo): of few
+    rows all of which are right nobody knows that the next one is."""
+    one, other = ((share * rows + 1) / (rows + 2) for share in (better, worse))
+    return (one - other) / math.sqrt((one * (1 - one) + other * (1 - other)) / (rows + 2))
 
 
 def sigmas(one: Numbers, other: Numbers) -> float:
-    """How many standard errors the first numbers lie above the second, row by row; 0 where they cannot be compared."""
+    """How many standard errors the first numbers lie above the second, row by row; 0 where they cannot be compared, which
+    fewer than :data:`FEWEST` rows cannot."""
     difference = (one - other)[np.isfinite(one) & np.isfinite(other)].astype(np.float64)
-    if len(difference) < 2:
+    if len(difference) < FEWEST:
         return 0.0
     spread = float(difference.std(ddof=1)) / math.sqrt(len(difference))
     return float(difference.mean()) / max(spread, 1e-12)

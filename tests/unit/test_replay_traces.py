@@ -134,3 +134,14 @@ def test_a_useless_served_wiring_is_a_fault_though_nothing_is_proven_to_be_bette
     assert found.severity == "fault" and "[B2, B30, B58] gives 0.0% over 40 rows" in found.summary
     assert "[B0, B3, B31] ranks first with 10.0%" in found.summary and "--boundaries all" in found.remedy
     assert not list(served_useless_findings((2, 30, 58), scored(0.3, [1] * 40, 5.0).score, (0, 3, 31), first))
+
+
+@pytest.mark.parametrize(("rows", "said"), [(3, False), (7, False), (8, True), (20, True)])
+def test_few_rows_make_no_wiring_better_than_another(rows: int, said: bool) -> None:
+    """Three rows of three against none of three were a fault with confidence 0.99, and its line was wrong."""
+    all_right, none_right = scored(1.0, [5] * rows, 0.1), scored(0.0, [0] * rows, 9.0)
+    assert better(all_right, none_right) is said
+    assert ranking.significant(1.0, 0.0, rows) is said
+    assert ranking.alike(all_right, none_right) is not said
+    assert ranking.confidence(1.0, 0.0, rows) < (0.9 if rows < 8 else 1.0)
+    assert order({(0,): none_right, (1,): all_right}, [(0,)], [])[0] == ((1,) if said else (0,))

@@ -20,6 +20,8 @@ _KEYS = (
     "hidden_size", "target_hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
     "draft_vocab_size", "vocab_size", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim",
 )  # fmt: skip
+_DERIVED = ("head_dim", "num_key_value_heads", "target_hidden_size")
+"""Numbers that follow from others where the config does not give them, so that a lost one asks for other shapes."""
 _MOST_LAYERS = 64
 """Drafts have a few layers; more come from a damaged config, which is not worth a search."""
 
@@ -111,7 +113,7 @@ class Shapes:
         for axis in places:
             for key in _KEYS:
                 today = config.flat.get(key)
-                if today is None and key != "head_dim":
+                if today is None and key not in _DERIVED:
                     continue
                 for unit in sorted(units):
                     if stored[axis] % unit == 0:

@@ -1197,6 +1197,8 @@ SHAPES: list[tuple[str, dict[str, Any], dict[str, torch.Tensor], str, str | None
     ),
     ("query heads", {"num_attention_heads": 2, "head_dim": 4}, {}, '"num_attention_heads": 4', None),
     ("key heads", {"num_key_value_heads": 4}, {}, '"num_key_value_heads": 2', None),
+    ("key heads that stand nowhere", {"num_key_value_heads": None}, {}, '"num_key_value_heads": 2', None),
+    ("a head's width that stands nowhere", {"num_attention_heads": 2}, {}, '"num_attention_heads": 4', None),
     ("a norm", {}, {"norm.weight": torch.rand(8)}, "as [16]: it has length 8 instead of 16", None),
     ("embedding", {}, {"embed_tokens.weight": torch.rand(VOCAB, 12)}, "as [96, 16]: it has width 12", None),
     ("embedding's rows", {}, {"embed_tokens.weight": torch.rand(90, HIDDEN)}, '"vocab_size": 90', None),

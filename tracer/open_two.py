@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from drafttrace.tracer.capture import Capture
+from drafttrace.tracer.dumps.folder import open_collection
 from drafttrace.tracer.dumps.registry import FieldMap, Request
-from drafttrace.tracer.errors import DrafttraceError, NothingToCompare
-from drafttrace.tracer.open import names_several, open_capture, several_in
+from drafttrace.tracer.errors import DrafttraceError, NothingToCompare, UnknownFormat
+from drafttrace.tracer.open import is_trace_file, names_several, open_capture, several_in, split_spec
 
 
 def open_two(
@@ -19,17 +20,26 @@ def open_two(
 ) -> tuple[Capture, Capture]:
     """LEFT and REFERENCE of a comparison, each ``PATH`` or ``PATH#i``.
 
-    mapping, request: what the reference does not say of itself; a hidden size also cuts the slots of the left side, which
-    may be of another width. Raises DrafttraceError where both hold several samples, and what
+    mapping: the fields of the sides that have no layout of their own, or of the reference where both have one. request:
+    what the reference does not say of itself; a hidden size also cuts the slots of the left side, which may be of another
+    width. Raises DrafttraceError where both hold several samples, and what
     :func:`~drafttrace.tracer.open.open_capture` raises.
     """
+    width = _width_alone(request)
+    left_mapping = reference_mapping = None
+    if mapping is not None:
+        left_mapping = None if _is_known(left, left_format, width) else mapping
+        if left_mapping is None or not _is_known(reference, reference_format, request):
+            reference_mapping = mapping
     like = None
-    if names_several(left, format=left_format, request=_width_alone(request)):
-        if names_several(reference, format=reference_format, mapping=mapping, request=request):
+    if names_several(left, format=left_format, mapping=left_mapping, request=width):
+        if names_several(reference, format=reference_format, mapping=reference_mapping, request=request):
             raise _both_several(left, reference)
-        like = open_capture(reference, format=reference_format, mapping=mapping, request=request)
-    ours = open_capture(left, format=left_format, like=like, request=_width_alone(request))
-    return ours, open_capture(reference, format=reference_format, like=ours, mapping=mapping, request=request)
+        like = open_capture(reference, format=reference_format, mapping=reference_mapping, request=request)
+    ours = open_capture(left, format=left_format, like=like, mapping=left_mapping, request=width)
+    return ours, open_capture(
+        reference, format=reference_format, like=ours, mapping=reference_mapping, request=request
+    )
 
 
 def open_alone(
@@ -55,6 +65,20 @@ def open_alone(
         f"'{left}' holds {len(several.refs)} samples of a dump ({several.layout.id}), in which nothing can be checked "
         f"without a REFERENCE; compare it with the trace of the same tokens: drafttrace diff TRACE {left}."
     )
+
+
+def _is_known(spec: str, format: str | None, request: Request | None) -> bool:
+    """Whether a side has a layout of its own, or cannot be read at all, which whoever opens it says."""
+    if format is not None:
+        return format.upper() != "MAPPED"
+    path, _number = split_spec(spec)
+    if is_trace_file(path):
+        return True
+    try:
+        open_collection(path, None, request)
+    except DrafttraceError as error:
+        return not isinstance(error, UnknownFormat)
+    return True
 
 
 def _both_several(left: str, reference: str) -> DrafttraceError:

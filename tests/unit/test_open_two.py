@@ -15,6 +15,7 @@ from drafttrace.compare.judge import rejudge
 from drafttrace.tracer.commands.diff import compare_paths
 from drafttrace.tracer.commands.replay import _captures
 from drafttrace.tracer.convert import convert
+from drafttrace.tracer.dumps.from_mapping import parse_fields
 from drafttrace.tracer.dumps.registry import Request
 from drafttrace.tracer.errors import DrafttraceError
 from drafttrace.tracer.few_samples import open_few
@@ -94,3 +95,22 @@ def test_the_result_names_the_file_of_a_sample_that_has_its_own() -> None:
     """PATH#i of such a file would be refused: it holds no sample i."""
     dump = ROOT / "pairs/tiny-kimi/dump"
     assert drafttrace.diff(f"{dump}#3").left.path == f"{dump}/data_3.pt"
+
+
+def test_named_fields_are_of_the_side_that_has_no_known_layout(tmp_path: Path) -> None:
+    """'name its fields with --slots and --tokens', which were given: they were taken for the reference's alone."""
+    arrays, dump = str(dump_layouts.write_npz(tmp_path)), str(dump_layouts.write_ts_test(tmp_path))
+    fields, request = parse_fields("s2,s4,s5", "ids"), Request(hidden_size=dump_layouts.H)
+    for left, reference in ((arrays, dump), (dump, arrays)):
+        result = compare_paths(left, reference, mapping=fields, request=request)
+        assert result.reference is not None and (len(result.slots), result.verdict) == (3, "match")
+        assert {result.left.format, result.reference.format} == {"MAPPED", "TS-TESTDUMP"}
+    result = compare_paths(arrays, str(shutil.copy(arrays, tmp_path / "other.npz")), mapping=fields)
+    assert result.reference is not None and result.left.format == result.reference.format == "MAPPED"
+    with pytest.raises(DrafttraceError, match=r"There is no field 's9' in '.*any\.npz'"):
+        compare_paths(f"{arrays}#0", dump, mapping=parse_fields("s9", "ids"), request=request)
+    dump = str(dump_layouts.write_ts_eval(tmp_path))  # of several samples, and on either side
+    assert compare_paths(arrays, dump, mapping=fields, request=request).verdict == "match"
+    assert compare_paths(dump, arrays, mapping=fields, request=request).left.path == f"{dump}#0"
+    with pytest.raises(DrafttraceError, match="There is no field 's2'"):  # both known: the reference is overruled
+        compare_paths(f"{dump}#0", str(dump_layouts.write_sf_eagle3(tmp_path)), mapping=fields, request=request)

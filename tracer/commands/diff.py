@@ -48,7 +48,8 @@ def compare_paths(
 ) -> Result:
     """Open both sides and compare them; ``reference`` None looks inside the left trace alone.
 
-    mapping, request: what the reference does not say of itself, or the left side where there is no reference.
+    mapping, request: what the reference does not say of itself, or the left side where there is no reference; whose
+    fields they are with one is said at :func:`drafttrace.tracer.open_two.open_two`.
     rank_traces, others, expected: see :func:`drafttrace.tracer.beside.gather`. Raises DrafttraceError for a
     reference_format without a reference.
     """
@@ -198,6 +199,9 @@ def diff(
     verbose: Verbose = False,
 ) -> None:
     """Compare what the server computed with what training stored, and name the cause.
+
+    What a dump does not say is said of REFERENCE, or of LEFT alone; --hidden-size is of both. The names of fields (--slots,
+    --tokens and their like) are of LEFT where only LEFT is of no known layout, and of both where neither is of one.
 
     Exit code: 0 match, 1 mismatch, 2 nothing could be compared.
     """

@@ -39,6 +39,15 @@ def refuse_wrong_wiring(wiring: Sequence[int], sglang_arguments: Sequence[str]) 
     """
     target, missing = _target(sglang_arguments)
     width, unread = _fc_width(sglang_arguments)
+    slot = _slot_width(sglang_arguments)
+    fits = (
+        target is not None and width == len(wiring) * target.hidden_size
+    )  # the config's number alone is lost, then
+    if target is not None and slot not in {None, target.hidden_size} and not fits:
+        raise WrongWiring(
+            f"This draft is for another target: its slots are {slot} wide, the hidden states of {target.path.parent} are "
+            f"{target.hidden_size} wide; give the draft that was trained for this target.{_read_from(sglang_arguments)}"
+        )
     if target is not None:
         try:
             check_wiring(wiring, n=target.layers, hidden=target.hidden_size, width=width)
@@ -84,6 +93,15 @@ def _target(arguments: Sequence[str]) -> tuple[TargetConfig | None, str | None]:
         return read_target_config(_holding(folders, "config.json")), None
     except DrafttraceError as error:
         return None, f"the target cannot be read ({_short(error)})"
+
+
+def _slot_width(arguments: Sequence[str]) -> int | None:
+    """How wide the draft's config says that a slot is; None where it cannot be read, which :func:`_fc_width` tells."""
+    folders, _ = _folders(arguments, _DRAFT)
+    try:
+        return read_draft_config(_holding(folders, "config.json")).slot_width if folders else None
+    except DrafttraceError:
+        return None
 
 
 def _fc_width(arguments: Sequence[str]) -> tuple[int | None, str | None]:

@@ -75,7 +75,15 @@ def test_a_draft_of_another_width_is_refused(tmp_path: Path) -> None:
     config = json.loads((TARGET / "config.json").read_text())
     (target / "config.json").write_text(json.dumps({**config, "hidden_size": 100}))
     done = serve(tmp_path, "B0,B3,B31", "--model-path", target, f"--speculative-draft-model-path={DRAFT}")
-    assert done.returncode == 2 and "no whole number" in done.stderr and SERVED not in done.stdout
+    assert done.returncode == 2 and "its slots are 96 wide" in done.stderr and SERVED not in done.stdout
+
+
+def test_a_draft_of_another_target_is_called_that(tmp_path: Path) -> None:
+    """Its fc of 384 columns made it "name 4 boundaries", which would not have helped."""
+    other = ROOT / "pairs/tiny-llama/draft"
+    done = serve(tmp_path, "B0,B3,B31", "--model-path", TARGET, "--speculative-draft-model-path", other, *EAGLE3)
+    assert done.returncode == 2 and "This draft is for another target: its slots are 128 wide" in done.stderr
+    assert "boundaries" not in done.stderr and SERVED not in done.stdout
 
 
 def test_a_wiring_that_works_and_folders_that_are_not_here_reach_the_server(tmp_path: Path) -> None:

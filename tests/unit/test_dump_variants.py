@@ -270,8 +270,9 @@ def holds_the_rest(capture: Capture, case: Case, whole: variants.Held, name: str
         assert found == dataclasses.replace(whole, mask=None)
     elif case.id == "SG-PASS":  # the outputs of modules, of which many are no state
         lost = found.slots != whole.slots
-        assert lost is any("does not hold every boundary" in note for note in capture.notes)
-        assert lost is (name in {f"model.layers.{k}.input_layernorm" for k in made.CANON})
+        assert lost is any(note.startswith("no slots: ") for note in capture.notes)
+        # Without the final norm the pass may be of the first stage of a pipeline.
+        assert lost is (name in {"model.norm", *(f"model.layers.{k}.input_layernorm" for k in made.CANON)})
         assert (found.last is None) is (name == "model.norm")
     elif found.slots != whole.slots or found.last != whole.last or name in STATE_FIELDS:
         assert any(f"{name} is None" in note for note in capture.notes), capture.notes
@@ -377,4 +378,4 @@ def test_none_in_a_file_of_a_dumped_step(module: str, tmp_path: Path) -> None:
     capture = opened(case, folder)
     assert (0 if "embed" in module else 4) not in capture.boundaries
     assert bool(capture.slots) is ("embed" in module)
-    assert "embed" in module or any("does not hold every boundary" in note for note in capture.notes)
+    assert "embed" in module or any(note.startswith("no slots: ") for note in capture.notes)

@@ -1,7 +1,6 @@
 """What SGLang itself can write of a forward pass: ``Pass*.pt`` files and dumper folders.
 
-Dumper folders and Pass files hold module outputs by name. SGLang's fused norm returns ``(normed, residual)``, so the
-second output of ``layers.{k}.input_layernorm`` is the residual stream that enters layer k: B(k).
+Dumper folders and Pass files hold module outputs by name; ``sglang_states`` says which boundary each is.
 
 Source: SGLang ``srt/debug_utils/dumper.py``, ``srt/debug_utils/tensor_dump_forward_hook.py``.
 """
@@ -17,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from drafttrace.tracer.boundary import canonical_wiring
 from drafttrace.tracer.capture import Capture, Ints, LastState, Norm, Slot
 from drafttrace.tracer.dumps import build
 from drafttrace.tracer.dumps.document import Document, open_document
@@ -26,18 +24,23 @@ from drafttrace.tracer.dumps.registry import (
     Layout,
     Request,
     SampleRef,
-    refuse_runs,
     refuse_too_many,
     register,
 )
+from drafttrace.tracer.dumps.sglang_processes import (
+    about_draft,
+    is_summed,
+    of_one_run,
+    other_stages,
+    rank_of,
+    ranks_beside,
+    refuse_draft,
+)
+from drafttrace.tracer.dumps.sglang_states import EMBED, LAYER, NORM, Outputs, collect, slots_of
 from drafttrace.tracer.dumps.tensor import Tensor
 from drafttrace.tracer.errors import DrafttraceError, UnreadableFile
 from drafttrace.tracer.rows import Rows
 
-_SOURCE = "module name: the second output of layers.k.input_layernorm is the stream entering layer k"
-_LAYER = re.compile(r"(?:^|\.)layers\.(\d{1,4})\.input_layernorm$")
-_EMBED = re.compile(r"(?:^|\.)(?:embed_tokens|embeddings|wte)$")
-_NORM = re.compile(r"(?:^|\.)(?:model|backbone)\.norm$")
 _NEEDED = ("input_ids", "positions")
 _LENGTHS = "seq_lens"
 
@@ -61,49 +64,6 @@ class _Batch:
         """
         positions = self.positions[: _unpadded(self.tokens, self.positions)]
         return _runs_of_lengths(positions, self.lengths) or _runs(positions)
-
-
-@dataclass(frozen=True)
-class _Pass:
-    """One forward pass: boundaries ``{k: [rows, H]}``, last state after the norm, and the rows that it has.
-
-    layers: how many layers have a norm of their input. odd: outputs of the residual stream that have another number of
-    rows, and are left out.
-    """
-
-    boundaries: dict[int, Tensor]
-    last: Tensor | None
-    batch: _Batch
-    layers: int | None = None
-    odd: tuple[str, ...] = ()
-
-
-def _collect(outputs: Mapping[str, Sequence[Tensor]], batch: _Batch) -> _Pass:
-    """outputs: module name -> its output tensors in order."""
-    found: dict[int, Tensor] = {}
-    last = None
-    top = -1
-    final: Tensor | None = None
-    for name, tensors in outputs.items():
-        layer = _LAYER.search(name)
-        if layer:
-            top = max(top, int(layer[1]))
-            if len(tensors) == 2:
-                found[int(layer[1])] = tensors[1]
-        elif _EMBED.search(name) and tensors:
-            found[0] = tensors[0]
-        elif _NORM.search(name) and tensors:
-            last = tensors[0]
-            final = tensors[1] if len(tensors) == 2 else None
-    if final is not None and top >= 0:
-        found[top + 1] = final
-    count = len(batch.tokens)
-    fits = {k: tensor for k, tensor in sorted(found.items()) if tensor.shape and tensor.shape[0] == count}
-    odd = [f"B{k} {list(tensor.shape)}" for k, tensor in sorted(found.items()) if k not in fits]
-    if last is not None and (not last.shape or last.shape[0] != count):
-        odd.append(f"norm {list(last.shape)}")
-        last = None
-    return _Pass(fits, last, batch, top + 1 if top >= 0 else None, tuple(odd))
 
 
 def _unpadded(tokens: Ints, positions: Ints) -> int:
@@ -135,13 +95,16 @@ def _runs_of_lengths(positions: Ints, lengths: Ints | None) -> list[tuple[int, i
     return found if start == len(positions) else []
 
 
-def _capture(path: Path, layout: str, why: str, found: _Pass, run: int, request: Request) -> Capture:
-    runs, count = found.batch.runs, len(found.batch.tokens)
+def _capture(
+    path: Path, layout: str, why: str, outputs: Outputs, batch: _Batch, run: int, request: Request
+) -> Capture:
+    runs, count = batch.runs, len(batch.tokens)
     if run >= len(runs):
         raise UnreadableFile(
             f"'{path}' has no request {run} in this forward pass: it has {len(runs)}; count from 0."
         )
     start, stop = runs[run]
+    found = collect(outputs, count, request, summed=is_summed(path))
 
     def part(tensor: Tensor, name: str) -> Rows:
         return build.rows(tensor.cut(0, start, stop), name, path)
@@ -157,44 +120,36 @@ def _capture(path: Path, layout: str, why: str, found: _Pass, run: int, request:
             f"'{path}' holds no residual stream: neither layers.k.input_layernorm nor embed_tokens nor norm has an "
             "output; dump the whole model."
         )
-    slots, notes = _slots(boundaries, found.layers, request)
+    slots, notes = slots_of(boundaries, found, request, f"'{path}'")
     if found.odd:
         notes.append(f"left out, for they have other than {count} rows: {', '.join(found.odd[:4])}")
     last: LastState | None = None
     if found.last is not None:
         last = build.last_state("norm", part(found.last, "norm"), Norm.POST, "the output of the final norm")
-    tokens, positions = found.batch.tokens[start:stop], found.batch.positions[start:stop]
+    tokens, positions = batch.tokens[start:stop], batch.positions[start:stop]
     made = build.capture(
         path, layout, why, tokens, slots,
         last=last, boundaries=boundaries, valid_length=len(tokens), notes=tuple(notes),
         embed=Slot("embed_tokens", boundaries[0], 0, "module name: embed_tokens") if 0 in boundaries else None,
         about={"target_layers": found.layers},
     )  # fmt: skip
+    return _placed(made, tokens, positions)
+
+
+def _placed(made: Capture, tokens: Ints, positions: Ints) -> Capture:
+    """The capture with its rows at their positions: a decode pass, or one after a cached prefix, begins further on."""
     if len(positions) and positions[0] > build.MOST_ROWS:
         raise UnreadableFile(
-            f"'{path}' begins at position {positions[0]:,}, and a request may have {build.MOST_ROWS:,} tokens; "
+            f"'{made.path}' begins at position {positions[0]:,}, and a request may have {build.MOST_ROWS:,} tokens; "
             "dump it again."
         )
-    if len(positions) and positions[0] > 0:  # a decode pass, or a cached prefix: rows stand further on
+    if len(positions) and positions[0] > 0:
         shifted = np.full(int(positions[0]) + len(tokens), -1, np.int64)
         shifted[int(positions[0]) :] = tokens
         table = replace(made.table, position=positions.copy())
         made = replace(made, tokens=shifted, table=table, valid_length=len(shifted),
                        notes=(*made.notes, f"the pass begins at position {positions[0]}"))  # fmt: skip
     return made
-
-
-def _slots(
-    boundaries: Mapping[int, Rows], layers: int | None, request: Request
-) -> tuple[tuple[Slot, ...], list[str]]:
-    """The wiring that the user gave (``k`` is ``layers.k``, B(k)), else the canonical one where it is there, else none."""
-    top = request.layers if request.layers is not None else layers or 0
-    said = request.layer_ids
-    wanted = list(canonical_wiring(top)) if said is None else [k + (request.numbering == "O") for k in said]
-    if min(wanted, default=-1) < 0 or any(k not in boundaries for k in wanted):
-        return (), ["no slots: the pass does not hold every boundary of the wiring; see the boundaries"]
-    source = _SOURCE if said is not None else f"{_SOURCE}; the choice of slots is an {build.ASSUMED}"
-    return tuple(Slot(f"layers.{k}", boundaries[k], k, source) for k in wanted), []
 
 
 # --- Pass00000.pt --------------------------------------------------------------------------------------------
@@ -244,56 +199,50 @@ def _batch(path: Path, found: Mapping[str, Tensor | None], what: str) -> _Batch:
     return _Batch(tokens, positions, told)
 
 
-def _pass(document: Document) -> _Pass:
-    batch = _batch_of(document)
+def _outputs(document: Document) -> dict[str, list[Tensor]]:
     outputs: dict[str, list[Tensor]] = {}
     for name, item in document.value.items():
         tensors = [item] if isinstance(item, Tensor) else item if isinstance(item, list) else []
         outputs[str(name)] = [tensor for tensor in tensors if isinstance(tensor, Tensor)]
-    return _collect(outputs, batch)
+    return outputs
 
 
-_PROCESS = re.compile(r"TP\d+_PP\d+_Rank(\d+)_pid\d+")
+def _joined(path: Path, outputs: dict[str, list[Tensor]], batch: _Batch) -> list[str]:
+    """Add to ``outputs`` what the other stages of a pipeline wrote of the same pass, and say so.
 
-
-def _processes(base: Path) -> dict[int, list[Path]]:
-    """The folders of the processes that dumped their passes below ``base``, by rank."""
-    found: dict[int, list[Path]] = {}
-    for folder in sorted(base.iterdir()):
-        named = _PROCESS.fullmatch(folder.name)
-        if named is not None and folder.is_dir():
-            found.setdefault(int(named[1]), []).append(folder)
-    return found
-
-
-def _of_first_rank(folder: Path, files: Sequence[Path]) -> Sequence[Path]:
-    """The passes of rank 0: every rank of a tensor-parallel server writes the same residual stream.
-
-    Raises DrafttraceError where a rank was started twice: these are two runs.
+    Raises UnreadableFile where the stages do not fit: other tokens, or a layer that two of them have.
     """
-    if not all(_PROCESS.fullmatch(file.parent.name) and file.parent.parent == folder for file in files):
-        return files
-    ranks = _processes(folder)
-    runs = ranks[min(ranks)]
-    refuse_runs(folder, runs)
-    return [file for file in files if file.parent == runs[0]]
+    own = {name for name in outputs if LAYER.search(name)}
+    others = other_stages(path)
+    for other in others:
+        document = open_document(other)
+        theirs = _batch_of(document)
+        more = _outputs(document)
+        same = np.array_equal(theirs.tokens, batch.tokens) and np.array_equal(theirs.positions, batch.positions)
+        twice = sorted(name for name in more if name in own)
+        if not same or twice:
+            why = f"{twice[0]} is in both" if same else "their tokens differ"
+            raise UnreadableFile(
+                f"'{path}' and '{other}' are of two stages of a pipeline and do not belong together ({why}); move the one "
+                "that is of another run away."
+            )
+        own |= {name for name in more if LAYER.search(name)}
+        outputs.update((name, tensors) for name, tensors in more.items() if name not in outputs)
+    names = ", ".join(f"'{other.parent.name}'" for other in others)
+    return [f"joined with the layers that other stages of the pipeline wrote: {names}"] if others else []
 
 
 def _read_pass(document: Document, inner: int, request: Request) -> Capture:
     why = build.recognised(_detect_pass, document, request)
-    made = _capture(document.path, "SG-PASS", why, _pass(document), inner, request)
-    rank, ranks = _PROCESS.fullmatch(document.path.parent.name), _ranks_beside(document.path)
-    if rank is None or ranks < 2:
-        return made
-    return replace(made, notes=(*made.notes, f"rank {rank[1]} of {ranks} ranks"))
-
-
-def _ranks_beside(path: Path) -> int:
-    """How many ranks dumped passes beside the one that wrote ``path``; 1 where that cannot be seen."""
-    try:
-        return len(_processes(path.parent.parent))
-    except OSError:
-        return 1
+    batch, path = _batch_of(document), document.path
+    outputs = _outputs(document)
+    refuse_draft(path, outputs)
+    notes = _joined(path, outputs, batch)
+    made = _capture(path, "SG-PASS", why, outputs, batch, inner, request)
+    rank, ranks = rank_of(path), ranks_beside(path)
+    if rank is not None and ranks > 1:
+        notes.insert(0, f"rank {rank} of {ranks} ranks")
+    return replace(made, notes=(*made.notes, *notes, *about_draft(path)))
 
 
 # --- dumper folders ------------------------------------------------------------------------------------------
@@ -361,8 +310,7 @@ def _read_dumper(folder: Path, ref: SampleRef, request: Request) -> Capture:
     batch = _dumper_batch(folder, ref.inner, plain)
     ordered = {name: [parts[k] for k in sorted(parts)] for name, parts in outputs.items()}
     why = _detect_dumper(folder) or build.FORCED
-    found = _collect(ordered, batch)
-    made = _capture(folder, "SG-DUMPER", why, found, ref.part, request)
+    made = _capture(folder, "SG-DUMPER", why, ordered, batch, ref.part, request)
     notes = made.notes if len(ranks) == 1 else (*made.notes, f"rank 0 of {len(ranks)} ranks")
     if len(batch.runs) > 1:
         notes = (*notes, f"request {ref.part} of the {len(batch.runs)} of step {ref.inner}")
@@ -379,9 +327,7 @@ def _value_of(path: Path) -> Tensor | None:
 def _sort_in(path: Path, name: str, outputs: dict[str, dict[int, Tensor]], plain: dict[str, Tensor]) -> None:
     """Put one dumped tensor where its name says: an output ``k`` of a module, or a plain field."""
     output = re.fullmatch(r"(?:non_intrusive__)?(.+)\.output(?:\.(\d+))?", name)
-    wanted = output is not None and (
-        _LAYER.search(output[1]) or _EMBED.search(output[1]) or _NORM.search(output[1])
-    )
+    wanted = output is not None and (LAYER.search(output[1]) or EMBED.search(output[1]) or NORM.search(output[1]))
     if not wanted and name not in {*_NEEDED, _LENGTHS}:
         return
     value = _value_of(path)
@@ -395,6 +341,6 @@ def _sort_in(path: Path, name: str, outputs: dict[str, dict[int, Tensor]], plain
 
 register(Layout("SG-PASS", "SGLang --debug-tensor-dump-output-folder", _detect_pass, _read_pass,
                 lambda document: max(1, len(_batch_of(document).runs)), several=True, ids="B(id)",
-                of_run=_of_first_rank))  # fmt: skip
+                of_run=of_one_run))  # fmt: skip
 register(FolderLayout("SG-DUMPER", "SGLang dumper folder", _detect_dumper, _dumper_samples, _read_dumper,
                       many_runs=True, ids="B(id)"))  # fmt: skip

@@ -1,0 +1,184 @@
+"""Folders of SGLang's passes: target and draft of an EAGLE server, ranks, stages of a pipeline, some of the layers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import dump_layouts as made
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+
+from drafttrace.tracer.convert import convert
+from drafttrace.tracer.dumps.registry import Request
+from drafttrace.tracer.errors import DrafttraceError
+from drafttrace.tracer.open import open_capture, open_numbered
+
+PASS = "Pass00000.pt"
+WHOLE = tuple(range(made.LAYERS + 1))
+
+
+def held(root: Path, *layers: int, norm: bool = True, embed: bool = True) -> dict[str, object]:
+    """A pass of these layers, as ``--debug-tensor-dump-layers`` keeps them: embedding and final norm stay."""
+    whole = torch.load(made.write_sg_pass(root / "made"), weights_only=True)
+    shutil.rmtree(root / "made")
+    kept = {name: value for name, value in whole.items() if ".layers." not in name}
+    for k in layers:
+        kept |= {name: value for name, value in whole.items() if f".layers.{k}." in name}
+        after = 0.9 * made.state(k).float()
+        kept[f"model.layers.{k}.post_attention_layernorm"] = [made.state(300 + k).float(), after]
+        kept[f"model.layers.{k}.mlp.down_proj"] = made.state(k + 1).float() - after
+    drop = {"model.norm": not norm, "model.embed_tokens": not embed}
+    return {name: value for name, value in kept.items() if not drop.get(name, False)}
+
+
+def save(folder: Path, value: dict[str, object], *, tp: int = 0, pp: int = 0, tps: int = 1) -> Path:
+    rank = tps * pp + tp
+    path = folder / f"TP{tp}_PP{pp}_Rank{rank}_pid{70 + rank}" / PASS
+    path.parent.mkdir(parents=True)
+    torch.save(value, path)
+    return path
+
+
+def draft_pass() -> dict[str, object]:
+    names = {"model.embed_tokens": made.state(0), "model.fc": made.state(90), "model.norm": [made.state(91)] * 2}
+    rows = {"input_ids": made.tokens(), "seq_lens": torch.tensor([made.LENGTH]), "positions": torch.arange(13)}
+    return names | {f"model.forward_batch_info.{name}": value for name, value in rows.items()}
+
+
+@pytest.fixture
+def eagle(tmp_path: Path) -> Path:
+    """What an EAGLE server of two ranks writes: load_model_utils.maybe_register_debug_tensor_dump_hook."""
+    value = held(tmp_path, *range(made.LAYERS))
+    for tp in (0, 1):
+        save(tmp_path / "run/target", value, tp=tp, tps=2)
+        save(tmp_path / "run/draft", draft_pass(), tp=tp, tps=2)
+    return tmp_path / "run"
+
+
+def test_the_passes_of_an_eagle_server_are_those_of_its_target(eagle: Path, tmp_path: Path) -> None:
+    """The draft's were samples too, and its states those of the target; every rank counted."""
+    for spec in (eagle, eagle / "target"):
+        capture, count = open_numbered(str(spec))
+        assert count == 1 and capture.wiring == made.CANON and tuple(capture.boundaries) == WHOLE
+        assert capture.path == str(eagle / "target/TP0_PP0_Rank0_pid70" / PASS)
+        assert "rank 0 of 2 ranks" in capture.notes
+        said = f"the passes of the draft, in '{eagle / 'draft'}', are left out: they hold no states of the target"
+        assert said in capture.notes
+    done = convert(str(eagle), tmp_path / "out.safetensors", to="safetensors", lose=["last-state"])
+    assert done.samples == 1
+
+
+@pytest.mark.parametrize("place", ["draft", f"draft/TP0_PP0_Rank0_pid70/{PASS}"])
+def test_a_pass_of_a_draft_is_refused_by_its_place(place: str, eagle: Path) -> None:
+    with pytest.raises(DrafttraceError, match=rf"of the draft \(it stands .* give '{eagle / 'target'}'\.$"):
+        open_numbered(str(eagle / place))
+
+
+def test_a_pass_of_a_draft_is_refused_by_its_modules(tmp_path: Path) -> None:
+    path = save(tmp_path / "draft", draft_pass())
+    shutil.copy(path, tmp_path / "any.pt")
+    for spec in (path, path.parent, tmp_path / "draft", tmp_path / "any.pt"):
+        with pytest.raises(DrafttraceError, match=r"an output of model\.fc\).*give the passes of the target\.$"):
+            open_capture(str(spec))
+
+
+def test_a_folder_that_is_called_draft_may_hold_a_target(tmp_path: Path) -> None:
+    save(tmp_path / "draft", held(tmp_path, *range(made.LAYERS)))
+    assert open_capture(str(tmp_path / "draft")).wiring == made.CANON
+
+
+@pytest.mark.parametrize("layers", [(2, 4, 5), (0, 1, 2, 3), (0, 1, 2, 3, 4, 5), (3,), ()])
+def test_a_pass_of_some_layers_names_no_layer_that_it_does_not_hold(
+    layers: tuple[int, ...], tmp_path: Path
+) -> None:
+    """The stream before the final norm was that after the highest layer dumped, B6, and n was 6."""
+    path = save(tmp_path / "run", held(tmp_path, *layers))
+    capture = open_capture(str(path))
+    own = sorted({0, *layers})
+    assert sorted(capture.boundaries) == own and capture.slots == ()
+    assert capture.last is not None and capture.last.boundary is None and capture.about["target_layers"] is None
+    (note,) = [note for note in capture.notes if note.startswith("no slots: the number of layers of the target")]
+    assert note.endswith("and the last one, whose number is not known")
+    convert(str(path), tmp_path / "x.safetensors", to="safetensors", lose=["last-state"])
+    with safe_open(tmp_path / "x.safetensors", "np") as file:
+        assert sorted(json.loads(file.metadata()["boundaries"])) == own and "layers" not in file.metadata()
+    with pytest.raises(
+        DrafttraceError, match=r"number of layers of .* is not known, so its last state has no name"
+    ):
+        convert(str(path), tmp_path / "y.safetensors", to="safetensors")
+    convert(str(path), tmp_path / "x.h5", to="trace", lose=["loss-mask", "boundaries"])
+    traced = open_capture(str(tmp_path / "x.h5"))
+    assert traced.last is None or traced.last.boundary is None
+
+
+def test_a_pass_of_some_layers_is_whole_numbers_where_the_target_is_known(tmp_path: Path) -> None:
+    path = save(tmp_path / "run", held(tmp_path, 0, 2, 4, 5))
+    capture = open_capture(str(path), request=Request(layers=made.LAYERS))
+    assert capture.wiring == made.CANON and sorted(capture.boundaries) == [0, 2, 4, 5, made.LAYERS]
+    assert np.array_equal(capture.boundaries[8].floats(), made.state(8).float().numpy())
+    few = open_capture(str(save(tmp_path / "few", held(tmp_path, 2, 5))), request=Request(layers=made.LAYERS))
+    assert few.slots == () and any("every boundary of the default [B2, B4, B5] of 8" in note for note in few.notes)
+
+
+def test_all_layers_and_the_norm_tell_how_many_there_are(tmp_path: Path) -> None:
+    value = held(tmp_path, *range(made.LAYERS))
+    capture = open_capture(str(save(tmp_path / "run", value)))
+    assert capture.wiring == made.CANON and capture.about["target_layers"] == made.LAYERS
+    assert {slot.source.partition("ASSUMED default")[2] for slot in capture.slots} == {
+        ", n = 8 by the layers that the pass shows"
+    }
+    # A target of another size cannot move the last boundary of a pass whose numbers say where it is.
+    other = open_capture(str(tmp_path / "run"), request=Request(layers=12))
+    assert tuple(other.boundaries) == WHOLE
+    # One rank of several returns a part of each sum, which says nothing.
+    value["model.layers.7.mlp.down_proj"] = made.state(99)
+    for tp in (0, 1):
+        save(tmp_path / "two", value, tp=tp, tps=2)
+    assert tuple(open_capture(str(tmp_path / "two")).boundaries) == WHOLE
+
+
+def stages(root: Path) -> list[Path]:
+    first = held(root, *range(4), norm=False)
+    second = held(root, *range(4, made.LAYERS), embed=False)
+    return [save(root / "run", first, pp=0), save(root / "run", second, pp=1)]
+
+
+def test_the_stages_of_a_pipeline_are_one_pass(tmp_path: Path) -> None:
+    """Only rank 0 was read, and the stream entering its last layers was taken for another one."""
+    first, second = stages(tmp_path)
+    for spec in (tmp_path / "run", first, second):
+        capture, count = open_numbered(str(spec))
+        assert (count, capture.wiring, tuple(sorted(capture.boundaries))) == (1, made.CANON, WHOLE)
+        other = first if spec == second else second
+        said = f"joined with the layers that other stages of the pipeline wrote: '{other.parent.name}'"
+        assert said in capture.notes
+
+
+def test_one_stage_of_a_pipeline_alone_names_no_other_layer(tmp_path: Path) -> None:
+    first, second = stages(tmp_path)
+    shutil.rmtree(second.parent)
+    assert sorted(open_capture(str(first)).boundaries) == [0, 1, 2, 3]
+    shutil.rmtree(first.parent)
+    last = open_capture(str(save(tmp_path / "other", held(tmp_path, *range(4, 8), embed=False), pp=1)))
+    assert sorted(last.boundaries) == [4, 5, 6, 7] and last.slots == ()
+
+
+def test_stages_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
+    _first, second = stages(tmp_path)
+    value = torch.load(second, weights_only=True)
+    torch.save(value | {"model.forward_batch_info.input_ids": made.tokens() + 1}, second)
+    with pytest.raises(DrafttraceError, match=r"do not belong together \(their tokens differ\); move"):
+        open_capture(str(tmp_path / "run"))
+    torch.save(value | {"model.layers.0.input_layernorm": made.state(1)}, second)
+    with pytest.raises(DrafttraceError, match=r"\(model\.layers\.0\.input_layernorm is in both\)"):
+        open_capture(str(tmp_path / "run"))
+    second.unlink()
+    with pytest.raises(DrafttraceError, match=rf"no '{second}' of another; copy the folders of all stages"):
+        open_capture(str(tmp_path / "run"))
+    second.parent.with_name("TP0_PP1_Rank1_pid99").mkdir()
+    with pytest.raises(DrafttraceError, match="holds 2 runs"):
+        open_capture(str(tmp_path / "run"))

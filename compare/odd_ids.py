@@ -14,7 +14,7 @@ _ANY = "write the whole number of a layer"
 def problem_of(where: str, value: object) -> str | None:
     """What is wrong with the ids in the field ``where``, every odd entry by its value; None for a list of integers."""
     if not isinstance(value, list) or not value:
-        meant = meant_by(value)
+        meant = written_for(value)
         write = f"write {list(meant)}" if meant else "write one whole number per slot, such as [1, 15, 28]"
         return f"{where} is {short_value(value)}, not a list of integers ({write})"
     odd = [
@@ -36,6 +36,12 @@ def meant_by(value: object) -> tuple[int, ...] | None:
     read = [_read(item) for item in value]
     known = tuple(k for k in read if k is not None)
     return known if len(known) == len(read) else None
+
+
+def written_for(value: object) -> tuple[int, ...] | None:
+    """What :func:`meant_by` finds, where it can be written down: an id that stands there twice is no list of slots."""
+    meant = meant_by(value)
+    return meant if meant is not None and len(set(meant)) == len(meant) else None
 
 
 def taken_for(value: object) -> tuple[int, ...] | None:

@@ -13,10 +13,10 @@ from typing import Any
 from drafttrace.compare.audit.config_checks import EAGLE3_CLASSES
 from drafttrace.compare.audit.loading_checks import loading_changes
 from drafttrace.compare.audit.mla_checks import MLA_CLASS, PLAIN_CLASS, other_attention
+from drafttrace.compare.audit.odd_id_checks import writable_ids
 from drafttrace.compare.audit.subject import Subject
 from drafttrace.compare.draft_config import NESTED, SPECULATORS
 from drafttrace.compare.draft_weights import matrix_shape
-from drafttrace.compare.odd_ids import meant_by
 from drafttrace.tracer.checkpoint import read_json
 from drafttrace.tracer.errors import DrafttraceError, OutputExists, UnreadableFile
 
@@ -38,7 +38,7 @@ def planned_changes(subject: Subject) -> dict[str, Any]:
         ids = subject.reader.ids_for(wanted, subject.target.layers)
         if ids is not None:
             changes[NESTED] = list(ids)
-    meant = meant_by(draft.nested_ids)
+    meant = writable_ids(subject)
     odd = draft.ids_problem is not None and draft.ids_problem.startswith(NESTED)
     if odd and meant is not None and (wanted is None or tuple(wanted) == subject.served.wiring):
         changes[NESTED] = list(meant)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from drafttrace.compare.audit.remedies import wiring_remedy
 from drafttrace.compare.audit.subject import Subject, fault, note
 from drafttrace.compare.draft_config import NESTED, DraftConfig, LayerIds
-from drafttrace.compare.odd_ids import meant_by, numbers_only, taken_for
+from drafttrace.compare.odd_ids import numbers_only, taken_for, written_for
 from drafttrace.compare.result import Finding
 from drafttrace.tracer.boundary import wiring_name
 
@@ -36,7 +36,7 @@ def odd_id_findings(subject: Subject) -> Iterator[Finding]:
             0.5,
             f"{problem}; {subject.served.who} takes them for {ids} and serves "
             f"{wiring_name(subject.served.wiring or ())}, and other readers may refuse them or take their default.",
-            f"Write integers: {_FIELD}: {ids}",
+            f"Write integers: {_FIELD}: {ids}" if writable_ids(subject) is not None else _remedy(subject),
             {"ids": ids, "problem": problem},
         )
         return
@@ -59,10 +59,19 @@ def _effect(ids: object) -> str:
     return "stops at them with a TypeError, or finds no layer of such a name and hands over a slot less for each"
 
 
+def writable_ids(subject: Subject) -> tuple[int, ...] | None:
+    """The ids that somebody surely meant, where this server hands over a slot for each; None where the next check would
+    refuse them again (an id twice, one beyond the target)."""
+    ids, reader = written_for(subject.draft.nested_ids), subject.reader
+    if ids is None or reader is None or len(reader.served(ids, subject.target.layers)) != len(ids):
+        return None
+    return ids
+
+
 def _remedy(subject: Subject) -> str:
     if subject.trained is not None:
         return wiring_remedy(subject, subject.trained)
-    meant = meant_by(subject.draft.nested_ids)
+    meant = writable_ids(subject)
     if meant is not None:
         return f"Write integers: {_FIELD}: {list(meant)}"
     return (

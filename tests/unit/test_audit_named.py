@@ -120,6 +120,14 @@ def test_an_id_that_is_no_integer_is_named_by_value_with_what_to_write(
     assert said in " ".join(f.summary for f in replayed.findings)
 
 
+@pytest.mark.parametrize("ids", [["3", 3, 31], "3,3,31", [3.0, 3, 31], ["1", 15, 99]], ids=repr)
+def test_ids_that_the_next_check_refuses_are_not_told_to_be_written(ids: Any, tmp_path: Path) -> None:
+    """ "Write integers [3, 3, 31]"."""
+    result = audited(tmp_path, specforge(eagle_config={"eagle_aux_hidden_state_layer_ids": ids}))
+    assert result.exit_code == 1 and not result.fix
+    assert not any("Write integers" in f.remedy or "write [" in f.summary for f in result.findings)
+
+
 def test_where_training_is_known_its_ids_are_what_to_write(tmp_path: Path) -> None:
     result = audited(
         tmp_path, specforge(eagle_config={"eagle_aux_hidden_state_layer_ids": [0.5, 15, 28]}), trained=(2, 16, 29)

@@ -33,7 +33,7 @@ def wiring_findings(subject: Subject) -> Iterator[Finding]:
         yield from _unknown_training(subject)
     elif tuple(trained) != served:
         base = f"Training used {wiring_name(trained)} ({by}); {subject.served.who} serves {wiring_name(served)}"
-        facts = {"trained_by": by}
+        facts: dict[str, Any] = {"trained_by": by}
         if subject.by_value is not None:
             facts |= {"by_value": list(subject.by_value)}
         yield from difference_findings(subject, trained, base, facts)

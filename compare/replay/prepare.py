@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, combinations
 
-from drafttrace.compare.audit.evidence_checks import dump_wiring
+from drafttrace.compare.audit.evidence_checks import IS_EMBEDDING, dump_wiring
 from drafttrace.compare.audit.sglang_rules import honoured
 from drafttrace.compare.audit.subject import Subject
 from drafttrace.compare.replay.loading import Replayer, load_replayer
+from drafttrace.compare.replay.result import GIVEN
 from drafttrace.compare.replay.search import Wiring
 from drafttrace.compare.replay.switches import ABSOLUTE, OFFSETS, OWN, TARGETS, Switches, switches_of
 from drafttrace.compare.replay.texts import Key, Text, cut_to_sweep, key_name, keys_name, text_of
@@ -90,16 +92,29 @@ def name_slots(subject: Subject, captures: Sequence[Capture], slots_are: Sequenc
             )
         by_value, _ = dump_wiring(capture, subject.target_weights, subject.target.embed_scale)
         asked: Sequence[int | None] = [None] * len(capture.slots) if slots_are is None else slots_are
-        slots = tuple(_named(capture, k, by_value[k] == 0, asked[k]) for k in range(len(capture.slots)))
-        found.append(replace(capture, slots=slots))
+        held = _by_value(capture, by_value)
+        slots = tuple(_named(held, k, asked[k]) for k in range(len(held.slots)))
+        found.append(replace(held, slots=slots))
     return found
 
 
-def _named(capture: Capture, k: int, embedding: bool, asked: int | None) -> Slot:
+def _by_value(capture: Capture, by_value: Sequence[int | None]) -> Capture:
+    """The capture with B0 where the rows are the embedding's, and not in another slot that its file calls so instead."""
+    slots = []
+    for k, slot in enumerate(capture.slots):
+        if by_value[k] == 0:
+            slot = replace(slot, boundary=0, source=IS_EMBEDDING)
+        elif slot.boundary == 0 and 0 in by_value:
+            slot = replace(
+                slot, boundary=None, source=f"declared as B0, which slot {by_value.index(0)} is by value"
+            )
+        slots.append(slot)
+    return replace(capture, slots=tuple(slots))
+
+
+def _named(capture: Capture, k: int, asked: int | None) -> Slot:
     """Slot k with its boundary. Raises DrafttraceError where the user calls it another one than it is."""
     slot = capture.slots[k]
-    if embedding:
-        slot = replace(slot, boundary=0, source="its rows are the target's embedding rows")
     if asked is not None and slot.boundary is None:
         return replace(slot, boundary=asked, source="named by the user")
     if asked is not None and slot.boundary != asked:
@@ -137,7 +152,7 @@ def undeclared(captures: Sequence[Capture]) -> list[str]:
         return []
     return [
         f"the file does not say which boundaries its slots are ({found[0].source}): they are called slot0, slot1, … "
-        "and the server's wiring cannot be found among them; say what they are with --slots-are B0,B3,B31"
+        "and the server's wiring cannot be found among them; say what they are with --slots-are, one boundary per slot"
     ]
 
 
@@ -201,7 +216,7 @@ def plan_wirings(subject: Subject, bench: Bench, given: Sequence[Sequence[int]])
                 "name as many."
             )
         _check_boundaries("--wiring", wiring, subject)
-        add(tuple(wiring), "given")
+        add(tuple(wiring), GIVEN)
     first = bench.texts[0].file_wiring
     if len(first) >= slots and all(text.file_wiring == first for text in bench.texts):
         add(first[:slots], "file" if len(first) == slots else f"file, first {slots} slots")
@@ -251,3 +266,12 @@ def likely_wirings(subject: Subject, slots: int) -> list[Wiring]:
         for offset in (-1, 1):
             found[tuple(k + offset for k in wiring)] = None
     return [wiring for wiring in found if len(set(wiring)) == slots]
+
+
+def another_wiring(subject: Subject, slots: int, held: Collection[Key], tried: Collection[Wiring]) -> Wiring | None:
+    """A wiring of boundaries that the capture holds and that was not tried, the likeliest first; None where the only
+    others are the same boundaries in another order, or the slots have no names."""
+    known = sorted(key for key in held if isinstance(key, int))
+    others = chain(likely_wirings(subject, slots), combinations(known, slots))
+    seen = {frozenset(wiring) for wiring in tried}
+    return next((w for w in others if set(w) <= set(known) and frozenset(w) not in seen), None)

@@ -6,16 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from drafttrace.compare.document import join
 from drafttrace.compare.plain import to_plain
 from drafttrace.compare.replay.live import LiveComparison
 from drafttrace.compare.replay.ranking import too_few
 from drafttrace.compare.replay.score import WiringScore
+from drafttrace.compare.replay.texts import Key, key_name
 from drafttrace.compare.result import FAULT, Finding
 
 SCHEMA = "drafttrace.replay/1"
-
-
-_OTHERS = "--wiring B0,B3,B31 tries another one, --search all that the capture holds"
+GIVEN = "given"
+"""The source of a wiring that the user names."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,8 @@ class SearchInfo:
 
 @dataclass(frozen=True)
 class ReplayResult:
-    """A replay. ``wirings`` best first; ``reference`` is the wiring that the variants and findings rest on."""
+    """A replay. ``wirings`` best first; ``reference`` is the wiring that the variants and findings rest on. another: one
+    that was not tried and that the captures hold, where there is one."""
 
     captures: tuple[str, ...]
     target: str
@@ -84,6 +86,7 @@ class ReplayResult:
     findings: tuple[Finding, ...]
     notes: tuple[str, ...]
     seconds: float
+    another: tuple[Key, ...] | None = None
     schema: str = SCHEMA
     extra: Mapping[str, Any] = field(default_factory=dict)
 
@@ -138,12 +141,32 @@ class ReplayResult:
 
     @property
     def summary(self) -> str:
-        """One sentence for the top of every report."""
+        """One sentence for the top of every report, and one for wirings that were asked for and could not be tried."""
+        return f"{self._outcome}{self._not_tried}"
+
+    @property
+    def _not_tried(self) -> str:
+        """The wirings that the user gave and the captures do not hold."""
+        absent = [row for row in self.wirings if row.score is None and GIVEN in row.sources]
+        if not absent or self.best is None:
+            return ""
+        said = (
+            f"--wiring {row.wiring} was not tried, for the capture does not hold {join(row.missing)}"
+            for row in absent
+        )
+        return " " + "; ".join(said) + "."
+
+    @property
+    def _outcome(self) -> str:
         if self.faults:
             more = f" ({len(self.faults) - 1} more)" if len(self.faults) > 1 else ""
             return f"{self.faults[0].id}: {self.faults[0].summary}{more}"
         if self.best is None or self.best.score is None:
-            return "No wiring could be replayed: the capture does not hold the boundaries that were asked for."
+            missing = dict.fromkeys(name for row in self.wirings for name in row.missing)
+            return (
+                "No wiring could be replayed: the capture does not hold the boundaries that were asked for"
+                f"{f' ({join(tuple(missing))})' if missing else ''}."
+            )
         score = self.best.score
         found = (
             f"{self.best.wiring} gives {score.top1:.1%} at the first step over {score.rows} rows and an expected accept "
@@ -153,7 +176,11 @@ class ReplayResult:
             found += ", too few rows to say whether the draft works (record a longer answer: --max-new-tokens 256)"
         if self.scored > 1:
             return f"{found}; none of the {self.scored} wirings that were tried is better beyond chance."
-        return f"{found}; it is the only wiring that was tried: {_OTHERS}."
+        other = "--search tries all that the capture holds"
+        if self.another is not None:
+            name = ",".join(key_name(key) for key in self.another)
+            other = f"--wiring {name} tries another one, --search all that the capture holds"
+        return f"{found}; it is the only wiring that was tried: {other}."
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""

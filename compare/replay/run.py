@@ -32,6 +32,7 @@ from drafttrace.compare.replay.live_findings import agreement_finding, contradic
 from drafttrace.compare.replay.material import broken_findings, token_remarks, unread_findings
 from drafttrace.compare.replay.prepare import (
     Bench,
+    another_wiring,
     likely_wirings,
     name_slots,
     open_bench,
@@ -339,6 +340,7 @@ class _Maker:
             wirings=tuple(self._rows()),
             reference=keys_name(wiring) if wiring is not None else None,
             served=keys_name(served) if served is not None else None,
+            another=another_wiring(self._subject, bench.replayer.model.slots, self._held, self._scored),
             as_served=self._as_served,
             search=self._search_info(),
             variants=tuple(self._variants),

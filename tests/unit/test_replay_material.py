@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from audit_folders import HIDDEN, VOCAB, draft_tensors, specforge, write_draft
+from audit_folders import HIDDEN, VOCAB, draft_tensors, specforge, target_tensors, write_draft
 from replay_world import LAYERS, World, make_world
 
 from drafttrace.compare.replay.result import ReplayResult
@@ -133,3 +133,40 @@ def test_a_boundary_that_the_target_does_not_have_is_refused(world: World, beyon
     with pytest.raises(DrafttraceError, match=message):
         replay(world.capture(TRUTH, declared=False), world.draft, world.target, slots_are=(3, 4, beyond))
     assert replay(world.capture(TRUTH), world.draft, world.target, wirings=[(0, 3, LAYERS)], steps=1).steps == 1
+
+
+def test_the_embedding_is_b0_in_whatever_slot_it_is_and_no_other_slot_is(tmp_path: Path) -> None:
+    """Slots exchanged: the one that held the embedding's very rows was "slot1", and B0 was the other."""
+    world = make_world(tmp_path, TRUTH)
+    states = world.states.copy()
+    states[0] = target_tensors()["model.embed_tokens.weight"].float().numpy()[world.tokens]
+    capture = dataclasses.replace(world, states=states).capture((TRUTH[1], 0, TRUTH[2]))
+    slots = tuple(dataclasses.replace(s, boundary=k) for s, k in zip(capture.slots, (0, 3, 31), strict=True))
+    exchanged = dataclasses.replace(capture, slots=slots)
+    result = replay(exchanged, world.draft, world.target, steps=1, switches=False)
+    assert "[slot0, B0, B31]" in [row.wiring for row in result.wirings]
+    assert any("declared as B0, which slot 1 is by value" in note for note in result.notes)
+    named = replay(exchanged, world.draft, world.target, steps=1, switches=False, slots_are=(3, 0, 31))
+    assert "[B3, B0, B31]" in [row.wiring for row in named.wirings]
+
+
+def test_the_wiring_that_is_advised_is_held_and_was_not_tried(tmp_path: Path) -> None:
+    """ "--wiring B0,B3,B31 tries another one" was said of every capture, of that very wiring and of six layers, too."""
+    world = make_world(tmp_path, TRUTH)
+    options: dict[str, Any] = {"steps": 1, "switches": False, "sglang_version": "0.5.23"}
+    alone = replay(world.capture(TRUTH, sweep=(4, 5)), world.draft, world.target, **options)
+    assert alone.scored == 1 and alone.another is not None
+    assert set(alone.another) <= {*TRUTH, 4, 5} and set(alone.another) != set(TRUTH)
+    name = ",".join(f"B{key}" for key in alone.another)
+    assert f"--wiring {name} tries another one, --search all" in alone.summary
+    again = replay(
+        world.capture(TRUTH, sweep=(4, 5)), world.draft, world.target, wirings=[alone.another], **options
+    )
+    assert name.replace(",", ", ") in [row.wiring[1:-1] for row in again.wirings if row.score is not None]
+
+
+def test_a_wiring_that_the_capture_does_not_hold_is_said_in_the_headline(tmp_path: Path) -> None:
+    """It stood in a row of a table only."""
+    world = make_world(tmp_path, TRUTH)
+    result = replay(world.capture(TRUTH), world.draft, world.target, wirings=[(0, 4, 31)], steps=1, switches=False)
+    assert "--wiring [B0, B4, B31] was not tried, for the capture does not hold B4." in result.summary

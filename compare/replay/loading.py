@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from drafttrace.compare.audit.mla_checks import as_served
 from drafttrace.compare.draft_config import DraftConfig
 from drafttrace.compare.draft_weights import (
     VOCABULARY_MAPS,
@@ -23,6 +24,8 @@ from drafttrace.compare.target_parts import TargetParts
 from drafttrace.tracer.capture import Ints
 from drafttrace.tracer.errors import UnknownFormat, UnreadableFile
 from drafttrace.tracer.rows import Floats
+
+PLAIN_KEYS, LATENT_KEYS = (f"layers.0.self_attn.{name}.weight" for name in ("k_proj", "kv_a_proj_with_mqa"))
 
 if TYPE_CHECKING:
     from drafttrace.compare.replay.score import Sayable
@@ -109,6 +112,7 @@ def load_replayer(config: DraftConfig, weights: DraftWeights, parts: TargetParts
     Raises UnreadableFile where a tensor is missing or has another shape than the config says, UnknownFormat where the
     draft has no fc over whole slots or is wider than its embedding.
     """
+    config = with_its_attention(config, weights)
     slots = slots_of_fc(weights, config)
     if slots is None:
         shape = weights.shape("fc.weight")
@@ -155,6 +159,17 @@ def load_replayer(config: DraftConfig, weights: DraftWeights, parts: TargetParts
         unread=_unread(weights, shapes),
         unserved=tuple(name for name in shapes if name.endswith(_UNSERVED)),
     )
+
+
+def with_its_attention(config: DraftConfig, weights: DraftWeights) -> DraftConfig:
+    """The config with the attention that the weights are for; where they are for both, that of the class that it names.
+
+    Sizes of multi-latent attention in a config (the target's, often) make no draft a multi-latent one.
+    """
+    have = {part for name in weights.names for part in split_fused(name)}
+    if PLAIN_KEYS in have and LATENT_KEYS not in have:
+        return replace(config, mla=None)
+    return as_served(config) if PLAIN_KEYS in have else config
 
 
 _MLP_BIAS = {"gate_proj": "intermediate_size", "up_proj": "intermediate_size", "down_proj": "hidden_size"}

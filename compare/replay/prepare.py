@@ -74,7 +74,7 @@ def open_bench(
         tuple(captures),
         steps,
         trained,
-        served_switches(subject, trained, draft_window(captures)),
+        served_switches(replace(subject, draft=replayer.config), trained, draft_window(captures)),
     )
 
 

@@ -8,7 +8,6 @@ import numpy as np
 
 from drafttrace.compare.measure import BLOCK_BYTES
 from drafttrace.tracer.capture import Accepted, Capture
-from drafttrace.tracer.position_rows import in_text
 
 _MOST = 50
 
@@ -27,7 +26,7 @@ class BrokenSlot:
 
 def find_broken(capture: Capture) -> tuple[BrokenSlot, ...]:
     """The slots with broken rows. Rows that the capture does not have, rejected ones and padding do not count."""
-    kept = (capture.table.accepted != Accepted.REJECTED) & in_text(capture, len(capture.table))
+    kept = (capture.table.accepted != Accepted.REJECTED) & capture.in_text(len(capture.table))
     found = []
     for index, slot in enumerate(capture.slots):
         rows, present = slot.rows, capture.present.get(slot.name)

@@ -18,7 +18,6 @@ from drafttrace.compare.kernels.blocks import hash_rows
 from drafttrace.compare.kernels.hashes import plain_hashes
 from drafttrace.compare.measure import BLOCK_BYTES, Bools
 from drafttrace.tracer.capture import Accepted, Capture, Ints, RowTable
-from drafttrace.tracer.position_rows import in_text
 from drafttrace.tracer.rows import Rows
 
 LAST = -1
@@ -155,7 +154,7 @@ def states(capture: Capture) -> Iterator[tuple[int, Rows, Bools]]:
         states.append((LAST, "last" if "last" in capture.present else capture.last.name, capture.last.rows))
     for slot, name, rows in states:
         count = min(len(rows), len(capture.table))
-        present = in_text(capture, count)
+        present = capture.in_text(count)
         mask = capture.present.get(name)
         yield slot, rows, present if mask is None else present & mask[:count]
 

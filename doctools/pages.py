@@ -140,8 +140,8 @@ def formats() -> Iterator[str]:
     yield (
         "A file of no known layout is read with `--slots A,B,C --tokens NAME`, and "
         "`--last NAME`, `--last-norm pre|post`, `--mask NAME` and `--boundaries B2,B30,B58` where it has them; `name[i]` "
-        "picks entry i of a list or of the second axis. `inspect`, `diff` (of the side that is of no known layout), `convert`, "
-        "`replay`, `reference` (of its `--from`) and `check` (of its `--dump`) take the same options."
+        "picks entry i of a list or of the second axis. `inspect`, `diff` (of the side that is of no known layout), "
+        "`convert`, `replay`, `reference` (of its `--from`) and `check` (of its `--dump`) take the same options."
     )
     yield ""
     yield "## Large files"

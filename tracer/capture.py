@@ -191,6 +191,12 @@ class Capture:
         """The declared boundary of every slot, in fc order."""
         return tuple(slot.boundary for slot in self.slots)
 
+    def in_text(self, count: int) -> npt.NDArray[np.bool_]:
+        """``[count]``: which of the first rows stand at a token of the text; those of a padded tail do not."""
+        position = self.table.position[:count]
+        inside: npt.NDArray[np.bool_] = (position >= 0) & (position < (self.valid_length or len(self.tokens)))
+        return inside
+
     @property
     def redacted(self) -> bool:
         """Whether the token ids are pseudonyms (``drafttrace redact``): equal where equal, and of no vocabulary."""

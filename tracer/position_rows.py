@@ -7,7 +7,6 @@ computes a tree of drafted tokens, so a position comes back for each of its cand
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from drafttrace.tracer.capture import Accepted, Capture, Ints, Phase
 from drafttrace.tracer.rows import Floats, Raw, Rows
@@ -33,13 +32,6 @@ def position_rows(capture: Capture, name: str | None = None) -> Ints:
     chosen = np.full(len(tokens), -1, np.int64)
     chosen[table.position[rows]] = rows
     return chosen
-
-
-def in_text(capture: Capture, count: int) -> npt.NDArray[np.bool_]:
-    """``[count]``: which of the first rows stand at a token of the text; those of a padded tail do not."""
-    position = capture.table.position[:count]
-    inside: npt.NDArray[np.bool_] = (position >= 0) & (position < (capture.valid_length or len(capture.tokens)))
-    return inside
 
 
 class TakenRows(Rows):

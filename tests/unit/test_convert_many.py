@@ -21,7 +21,7 @@ from drafttrace.tracer.convert import convert
 from drafttrace.tracer.convert_layouts import OUT_LAYOUTS
 from drafttrace.tracer.dumps.folder import open_collection
 from drafttrace.tracer.errors import DrafttraceError, OutputExists, UnreadableFile
-from drafttrace.tracer.open import open_capture
+from drafttrace.tracer.open import open_capture, open_numbered
 
 NAMES = {
     "trace": "trace_{}.h5",
@@ -241,6 +241,11 @@ def test_a_killed_conversion_is_no_dump_and_goes_on(to: str, when: str, tmp_path
     assert {path.name for path in tmp_path.iterdir() if not path.name.startswith(".")} == {"dump"}
     unfinished = tmp_path / ".out.unfinished"
     kept = {i: (unfinished / NAMES[to].format(i)).stat().st_ino for i in range(3)}
+    for format in (None, "SPEC-V1"):  # inspect read it, and nobody was told that samples are missing
+        with pytest.raises(
+            UnreadableFile, match=r"holds an unfinished conversion; give the same drafttrace convert"
+        ):
+            open_numbered(str(unfinished), format=format)
     convert(str(source), tmp_path / "out", to, request=KNOWN)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dump", "out"]
     assert not [name for name in files(tmp_path / "out") if name.endswith(".part") or "unfinished" in name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import dump_layouts as made
@@ -9,11 +10,12 @@ import pytest
 import torch
 from dump_layouts import CASES, Case
 
-from drafttrace.tracer.dumps.registry import Request, format_ids
-from drafttrace.tracer.errors import DrafttraceError
+from drafttrace.tracer.dumps.registry import Request, format_ids, layouts
+from drafttrace.tracer.errors import DrafttraceError, UnknownFormat
 from drafttrace.tracer.inspecting import inspect_capture
 from drafttrace.tracer.open import open_capture
 
+TRACES = Path(__file__).resolve().parents[2] / "traces/tiny-kimi"
 IDS = [f"{index}-{case.id}" for index, case in enumerate(CASES)]
 
 
@@ -124,3 +126,17 @@ def test_a_trace_forced_into_every_format() -> None:
         with pytest.raises(DrafttraceError) as caught:
             open_capture(str(trace), format=name)
         one_sentence(caught.value)
+
+
+def test_a_trace_forced_into_the_format_of_a_dump_is_told_to_be_one(tmp_path: Path) -> None:
+    """''input_ids' of trace.h5 is missing; dump the sample again', and nothing was ever dumped."""
+    trace = TRACES / "fixed.h5"
+    for name in sorted(set(layouts()) - {"MAPPED"}):
+        with pytest.raises(
+            UnknownFormat, match=rf"is a trace that drafttrace recorded, .* {name}; leave the format"
+        ):
+            open_capture(str(trace), format=name)
+    shutil.copy(trace, tmp_path / "one.h5")
+    shutil.copy(trace, tmp_path / "two.h5")
+    with pytest.raises(UnknownFormat, match="is a trace that drafttrace recorded"):
+        open_capture(str(tmp_path), format="SPEC-V1", sample=0)

@@ -13,7 +13,13 @@ from pathlib import Path
 from drafttrace.tracer.capture import Capture
 from drafttrace.tracer.dumps import build
 from drafttrace.tracer.dumps.document import Document, open_document
-from drafttrace.tracer.dumps.no_samples import WEIGHTS, is_sidecar, refuse_no_samples
+from drafttrace.tracer.dumps.no_samples import (
+    WEIGHTS,
+    is_sidecar,
+    refuse_format_of_trace,
+    refuse_no_samples,
+    refuse_unfinished,
+)
 from drafttrace.tracer.dumps.numbering import inside, numbered
 from drafttrace.tracer.dumps.registry import (
     MOST_SAMPLES,
@@ -106,6 +112,7 @@ def open_collection(path: Path, format_id: str | None = None, request: Request |
         return _open_folder(path, format_id, asked)
     if format_id is not None:
         _refuse_folder_format(path, format_id)
+        refuse_format_of_trace(path, format_id)
     document = open_document(path)
     layout, why = recognise(document, format_id, asked)
     return Collection(path, layout, why, inside(layout, document))
@@ -213,6 +220,7 @@ def _run_folder(path: Path, format_id: str | None) -> Path:
 
 
 def _open_folder(path: Path, format_id: str | None, request: Request) -> Collection:
+    refuse_unfinished(path)
     path = _run_folder(path, format_id)
     found = [
         (layout, why)
@@ -275,6 +283,7 @@ def _asked_for(folder: Path, files: Sequence[Path], format_id: str, request: Req
         return Collection(folder, layout, layout.title, refs, left_out=len(files) - len(chosen))
     if True not in others:
         raise problems[0]
+    refuse_format_of_trace(files[0], format_id)
     return Collection(folder, layout, build.FORCED, numbered(folder, layout, files), overruled=True)
 
 

@@ -16,15 +16,19 @@ from drafttrace.tracer.dumps import build
 from drafttrace.tracer.dumps.document import Document
 from drafttrace.tracer.dumps.registry import Layout, Request, register
 from drafttrace.tracer.dumps.tensor import Tensor
-from drafttrace.tracer.errors import UnreadableFile
+from drafttrace.tracer.errors import DrafttraceError, UnreadableFile
 from drafttrace.tracer.rows import Rows
 
 
-def _answers(document: Document) -> list[dict[str, Any]]:
-    value = document.value
-    answers = value if isinstance(value, list) else [value]
-    good = [item for item in answers if isinstance(item, dict) and isinstance(item.get("meta_info"), dict)]
-    return good if len(good) == len(answers) and all("hidden_states" in item["meta_info"] for item in good) else []
+def _answers(document: Document) -> list[Any]:
+    """The answers of a file, of which one has states at least: a request that failed is one of the others."""
+    answers = document.value if isinstance(document.value, list) else [document.value]
+    return answers if any(map(_has_states, answers)) else []
+
+
+def _has_states(answer: Any) -> bool:
+    meta = answer.get("meta_info") if isinstance(answer, dict) else None
+    return isinstance(meta, dict) and "hidden_states" in meta
 
 
 def _detect_json(document: Document, _request: Request) -> str | None:
@@ -41,6 +45,12 @@ def _read_json(document: Document, inner: int, request: Request) -> Capture:
             f"The file '{path}' is no answer of /generate with hidden states; ask with return_hidden_states."
         )
     answer = answers[inner]
+    if not _has_states(answer):
+        good = next(k for k, item in enumerate(answers) if _has_states(item))
+        raise UnreadableFile(
+            f"Answer {inner} of '{path}' has no meta_info.hidden_states; ask the server for it again, or take another, as "
+            f"'{path}#{good}'."
+        )
     matrix = _json_rows(path, answer["meta_info"]["hidden_states"])
     tokens, notes = _json_tokens(path, answer, matrix.shape[0])
     hidden = request.hidden_size
@@ -56,6 +66,13 @@ def _read_json(document: Document, inner: int, request: Request) -> Capture:
             notes.append(
                 "with an EAGLE-3 target this would be the slots side by side; give the hidden size to cut them"
             )
+    if last is not None and request.layer_ids is not None and not request.tokens_only:
+        cut = "give the width of one slot with --hidden-size, which cuts slots that stand side by side, or "
+        raise DrafttraceError(
+            f"{len(request.layer_ids)} layer ids are given ({', '.join(map(str, request.layer_ids))}), and '{path}', "
+            f"{matrix.shape[1]} wide, is read as a last state without slots; {cut if hidden is None else ''}leave "
+            "--layer-ids out."
+        )
     boundaries, source = build.ENTRIES.resolve(request, len(parts))
     return build.capture(
         path,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from drafttrace.tracer.convert_journal import Journal, is_converted
 from drafttrace.tracer.dumps.document import Document
 from drafttrace.tracer.dumps.registry import folder_layouts
-from drafttrace.tracer.errors import DrafttraceError, UnknownFormat
+from drafttrace.tracer.errors import DrafttraceError, UnknownFormat, UnreadableFile
 
 _SIDECARS = re.compile(
     r"(vocab_mapping|token_freq|cache|d2t|t2d|t2d_d2t|target_embeddings|target_weights|adapter_model"
@@ -45,6 +46,25 @@ def refuse_no_samples(document: Document) -> None:
             "--draft; give the folder of the dump that the trainer wrote."
         )
     _refuse_part(path)
+
+
+def refuse_format_of_trace(path: Path, format_id: str) -> None:
+    """Raise UnknownFormat for a trace that is to be read as a dump of one layout or another; fields of it can be named."""
+    from drafttrace.tracer.open import is_trace_file
+
+    if format_id.upper() != "MAPPED" and is_trace_file(path):
+        raise UnknownFormat(
+            f"'{path}' is a trace that drafttrace recorded, and no dump that could be {format_id}; leave the format out."
+        )
+
+
+def refuse_unfinished(folder: Path) -> None:
+    """Raise UnreadableFile for the folder in which the samples of a conversion gather, until it is whole."""
+    if (folder / Journal.NAME).is_file() and not is_converted(folder):
+        raise UnreadableFile(
+            f"The folder '{folder}' holds an unfinished conversion; give the same drafttrace convert again, which goes on "
+            "from there, and read the folder that it writes."
+        )
 
 
 def _refuse_trace(path: Path) -> None:

@@ -108,6 +108,7 @@ def _matching(collection: Collection, known: Ints, like: Capture, listed: list[E
             if (entry.hashes[:, column] == np.uint64(value)).any():
                 best[index] = max(best.get(index, 0), LENGTHS[column])
     if not best:
+        _refuse_nameless(collection, like, listed)
         raise NothingToCompare(
             f"None of the {len(listed)} samples of '{collection.path}' starts with the tokens of '{like.path}'"
             f"{_unreadable(collection, listed)}; give the dump of the same text and chat template."
@@ -134,12 +135,30 @@ def _still_holds(collection: Collection, ref: SampleRef, entry: Entry) -> bool:
     return len(tokens) == entry.length and bool((_hashes(tokens) == entry.hashes).all())
 
 
+def _is_nameless(entry: Entry) -> bool:
+    return entry.readable and entry.length < LENGTHS[0]
+
+
+def _refuse_nameless(collection: Collection, like: Capture, listed: list[Entry]) -> None:
+    """Raise NothingToCompare where no sample that can be read has tokens to be found by."""
+    readable = [entry for entry in listed if entry.readable]
+    if not readable or not all(map(_is_nameless, readable)):
+        return
+    raise NothingToCompare(
+        f"None of the {len(listed)} samples of '{collection.path}' keeps the token ids of its start"
+        f"{_unreadable(collection, listed)}, so none can be found by those of '{like.path}'; name the sample as "
+        f"'{collection.path}#{collection.refs[0].number}', or dump it with the ids of the prompt."
+    )
+
+
 def _unreadable(collection: Collection, listed: list[Entry]) -> str:
-    """What to say of the files that may hold the sample, and that nobody can read."""
+    """What to say of the files that may hold the sample, and that nobody can read or find by tokens."""
     broken = [ref for ref, entry in zip(collection.refs, listed, strict=True) if not entry.readable]
     if not broken:
-        return ""
-    first = f"'{broken[0].file.name}'"
+        nameless = sum(map(_is_nameless, listed))
+        keep = "keeps no token ids of its start" if nameless == 1 else "keep no token ids of their start"
+        return f" ({nameless} of them {keep})" if 0 < nameless < len(listed) else ""
+    first = f"'{broken[0].file.name}'" if collection.spec(broken[0]) is None else f"#{broken[0].number}"
     return (
         f" ({first} could not be read)"
         if len(broken) == 1

@@ -222,12 +222,16 @@ def variant_findings(variants: Sequence[VariantRow], base: WiringScore) -> Itera
     """Switches that work better set otherwise than the config says.
 
     Where the draft does not work as it is, only a switch that makes its first step work is a cause: hits of later
-    steps, without any at the first, are those of a chain that knows the text's tokens and no state.
+    steps, without any at the first, are those of a chain that knows the text's tokens and no state. Of several such
+    switches one is the cause: those that help less than the best one beyond chance only soften what it removes.
     """
     working = works(base)
+    most = max((shares for v in variants if math.isfinite(shares := _shares(v.score, 0))), default=0.0)
     for variant in variants:
         step = variant.step if working else 0
         if not working and not works(variant.score):
+            continue
+        if not working and significant(most, _shares(variant.score, 0), base.steps[0].rows):
             continue
         before, after = _shares(base, step), _shares(variant.score, step)
         if not significant(after, before, base.steps[step].rows):

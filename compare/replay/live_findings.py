@@ -15,6 +15,7 @@ from drafttrace.compare.replay.stages import LOGITS, PROPOSAL, PartedRows, Stage
 from drafttrace.compare.result import Finding
 
 _MOST_ROWS = 6
+_BROKEN = "NaN or infinite on one side only"
 _ROUNDS, _TIMES, _TOKENS = 4, 2.0, 1.0
 """Rounds without which a mean accept length says little; and by which factor, and how many tokens, two contradict."""
 
@@ -117,7 +118,8 @@ def _how(at: Stage) -> str:
         far = "" if at.rel_l2_p50 is None else f", relative L2 {plain(at.rel_l2_p50, 3)}"
         size = "" if at.norm_ratio_p50 is None else f", norm {plain(at.norm_ratio_p50, 3)} times the replay's"
         some = f", {len(at.apart)} of them apart" if at.apart is not None and len(at.apart) < at.rows else ""
-        return f"(cosine {at.cosine_p50:.4f}{far}{size} over {at.rows} rows{some})"
+        broken = f", {at.apart.broken} {_BROKEN}" if at.apart is not None and at.apart.broken else ""
+        return f"(cosine {at.cosine_p50:.4f}{far}{size} over {at.rows} rows{some}{broken})"
     return f"in {len(at.apart)} of {at.rows} rows ({_rows(at.apart)})"
 
 
@@ -128,7 +130,7 @@ def _rows(apart: PartedRows) -> str:
     if rounds:
         said.append(f"round{'s' if len(rounds) > 1 else ''} {join([str(k) for k in rounds], _MOST_ROWS)}")
     if apart.broken:
-        said.append(f"{apart.broken} NaN or infinite on one side only")
+        said.append(f"{apart.broken} {_BROKEN}")
     if apart.rel_l2 is not None and apart.norm_ratio is not None:
         said.append(f"relative L2 {plain(apart.rel_l2, 3)}, norm {plain(apart.norm_ratio, 3)} times the replay's")
     return "; ".join(said)

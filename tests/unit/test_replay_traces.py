@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -145,3 +147,15 @@ def test_few_rows_make_no_wiring_better_than_another(rows: int, said: bool) -> N
     assert ranking.alike(all_right, none_right) is not said
     assert ranking.confidence(1.0, 0.0, rows) < (0.9 if rows < 8 else 1.0)
     assert order({(0,): none_right, (1,): all_right}, [(0,)], [])[0] == ((1,) if said else (0,))
+
+
+def test_a_window_in_the_config_is_one_fault(tmp_path: Path) -> None:
+    """Where a switch is the cause, another that softens what it does (3 % to 32 %, of 100 %) was a second fault."""
+    folder, draft = ROOT / "pairs/tiny-kimi", tmp_path / "draft"
+    shutil.copytree(folder / "draft", draft)
+    config = json.loads((draft / "config.json").read_text())
+    (draft / "config.json").write_text(json.dumps({**config, "sliding_window": 4, "use_sliding_window": True}))
+    result = replay(open_capture(str(ROOT / "traces/tiny-kimi/fixed.h5")), draft, folder / "target")
+    softened = [v for v in result.variants if v.switch == "token_shift" and v.gain > 0.1]
+    assert softened and ranking.works(softened[0].score)  # the trap is still there
+    assert [fault.id for fault in result.faults] == ["window-mismatch"]

@@ -292,13 +292,16 @@ def _sides(left: Source, reference: Source | None) -> tuple[Capture, Capture | N
 
 def _two(left: Source, reference: Source) -> tuple[Capture, Capture]:
     """Both sides; of a dump of several samples the one with the other side's tokens."""
-    from drafttrace.tracer.open_two import open_two
+    from drafttrace.tracer.open_two import open_two, refuse_without_slots
 
     if isinstance(left, Capture):
-        return left, _capture(reference, like=left)
-    if isinstance(reference, Capture):
-        return _capture(left, like=reference), reference
-    return open_two(os.fspath(left), os.fspath(reference))
+        ours, theirs = left, _capture(reference, like=left)
+    elif isinstance(reference, Capture):
+        ours, theirs = _capture(left, like=reference), reference
+    else:
+        return open_two(os.fspath(left), os.fspath(reference))
+    refuse_without_slots(ours, theirs)
+    return ours, theirs
 
 
 def _noise(given: Noise | tuple[Source, Source] | None) -> Noise | None:

@@ -42,6 +42,8 @@ def render(found: Inspection, console: Console) -> None:
         table.add_row(*(escape(printable(cell)) for cell in cells))
     if found.states:
         console.print(table)
+    if found.boundaries:
+        line("boundaries", ", ".join(found.boundaries))
     for source in dict.fromkeys(state.source for state in found.states):
         line("source", source)
     for check in found.checks:

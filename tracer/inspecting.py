@@ -62,6 +62,7 @@ class Inspection:
     """Everything that ``drafttrace inspect`` shows.
 
     numbers: those of the samples (first, last, count). text: the first tokens decoded, where a tokenizer was given.
+    boundaries: every boundary that stands in the file by its name, besides the slots.
     mask_ones: None where there is no mask. phases / accepted: rows by phase and fate, for a trace.
     """
 
@@ -80,6 +81,7 @@ class Inspection:
     mask_offset: int
     complete: bool
     states: tuple[StateView, ...]
+    boundaries: tuple[str, ...]
     phases: Mapping[str, int]
     accepted: Mapping[str, int]
     draft_tensors: Mapping[str, tuple[int, int]]
@@ -117,6 +119,7 @@ class Inspection:
             "accepted": dict(self.accepted),
             "first_ids": list(self.first_ids),
             "states": [state.to_json() for state in self.states],
+            "boundaries": list(self.boundaries),
             "draft_tensors": {name: list(shape) for name, shape in self.draft_tensors.items()},
             "probes": [dict(probe) for probe in self.probes],
             "checks": [check.to_json() for check in self.checks],
@@ -199,6 +202,7 @@ def _inspection(
         mask_offset=capture.mask_offset,
         complete=capture.complete,
         states=tuple(_states(capture, checks)),
+        boundaries=tuple(boundary_name(k) for k in sorted(capture.boundaries)),
         phases=_counts(capture.table.phase, Phase),
         accepted=_counts(capture.table.accepted, Accepted),
         draft_tensors={} if capture.draft is None else {k: v.shape for k, v in capture.draft.tensors.items()},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from drafttrace.tracer.errors import DrafttraceError
 
@@ -22,7 +23,7 @@ def parse_ids(text: str | None) -> tuple[tuple[int, ...] | None, str]:
         raise DrafttraceError(
             f"The layer ids '{text}' are no numbers; write them like 2,30,58, or like B3,B31,B59 or O2,O30,O58."
         )
-    if any(letter == "B" and number < 0 for letter, number in named):
+    if any(number < (0 if letter == "B" else -1) for letter, number in named):
         raise DrafttraceError(
             f"The layer ids '{text}' name a boundary below B0, which is the embedding; write B0, or count outputs as O-1."
         )
@@ -32,3 +33,14 @@ def parse_ids(text: str | None) -> tuple[tuple[int, ...] | None, str]:
             f"The layer ids '{text}' are numbered in two ways; write all of them plain, or all as B(id), or all as O(id)."
         )
     return tuple(number for _letter, number in named), letters.pop()
+
+
+def refuse_below(ids: Sequence[int], letter: str, where: str) -> None:
+    """Raise DrafttraceError for an id below the embedding, B0 = O(-1). letter: the numbering, "B" or "O". where: the
+    dump, as an error names it."""
+    below = [k for k in ids if k + (letter == "O") < 0]
+    if below:
+        raise DrafttraceError(
+            f"--layer-ids names {below[0]}, and ids are {letter}(id) in {where}, in which the embedding, "
+            f"{'O(-1)' if letter == 'O' else 'B0'}, is the lowest; write B0 for it, or count outputs, as O-1."
+        )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from drafttrace.tracer.boundary import boundary_name
 from drafttrace.tracer.capture import Capture
+from drafttrace.tracer.convert_recording import is_trace
 from drafttrace.tracer.dumps.folder import open_collection
 from drafttrace.tracer.dumps.registry import FieldMap, Request
 from drafttrace.tracer.errors import DrafttraceError, NothingToCompare, UnknownFormat
@@ -22,7 +24,7 @@ def open_two(
 
     mapping: the fields of the sides that have no layout of their own, or of the reference where both have one. request:
     what the reference does not say of itself; a hidden size also cuts the slots of the left side, which may be of another
-    width. Raises DrafttraceError where both hold several samples, and what
+    width. Raises DrafttraceError where both hold several samples, what :func:`refuse_without_slots` raises, and what
     :func:`~drafttrace.tracer.open.open_capture` raises.
     """
     width = _width_alone(request)
@@ -37,9 +39,11 @@ def open_two(
             raise _both_several(left, reference)
         like = open_capture(reference, format=reference_format, mapping=reference_mapping, request=request)
     ours = open_capture(left, format=left_format, like=like, mapping=left_mapping, request=width)
-    return ours, open_capture(
-        reference, format=reference_format, like=ours, mapping=reference_mapping, request=request
-    )
+    theirs = open_capture(reference, format=reference_format, like=ours, mapping=reference_mapping, request=request)
+    if _has_no_slots(ours):  # the reference may say how many layers there are, which tells the default ones
+        ours = open_capture(left, format=left_format, like=theirs, mapping=left_mapping, request=width)
+    refuse_without_slots(ours, theirs)
+    return ours, theirs
 
 
 def open_alone(
@@ -86,6 +90,25 @@ def _both_several(left: str, reference: str) -> DrafttraceError:
     return DrafttraceError(
         f"'{left}' and '{reference}' hold several samples each; name the one to compare in one of them, as PATH#i."
     )
+
+
+def _has_no_slots(capture: Capture) -> bool:
+    """Whether a dump holds boundaries by name, and none of them is a slot: what training took, it does not say."""
+    return not capture.slots and any(capture.boundaries) and not is_trace(capture)
+
+
+def refuse_without_slots(ours: Capture, theirs: Capture) -> None:
+    """Raise DrafttraceError: without slots on one side nothing of the other's would be compared."""
+    for side, other in ((ours, theirs), (theirs, ours)):
+        if not _has_no_slots(side) or not other.slots:
+            continue
+        same = len(set(other.wiring) & set(side.boundaries)) == len(other.slots)
+        such = f" {','.join(map(boundary_name, other.wiring))}" if same else f" ({len(other.slots)} of these)"
+        held = ", ".join(map(boundary_name, sorted(side.boundaries)))
+        raise DrafttraceError(
+            f"'{side.path}' holds the boundaries {held}, and does not say which of them are the slots that '{other.path}' "
+            f"has; say it with --layer-ids{such}{'' if side is theirs else ', and give it as REFERENCE'}."
+        )
 
 
 def _width_alone(request: Request | None) -> Request:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import dump_layouts as made
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from safetensors import safe_open
 
+import drafttrace
+from drafttrace.compare.diff import diff
 from drafttrace.tracer.convert import convert
 from drafttrace.tracer.dumps.registry import Request
 from drafttrace.tracer.errors import DrafttraceError
+from drafttrace.tracer.inspecting import inspect_capture, render
 from drafttrace.tracer.open import open_capture, open_numbered
+from drafttrace.tracer.open_two import open_two
 
 PASS = "Pass00000.pt"
 WHOLE = tuple(range(made.LAYERS + 1))
@@ -182,3 +189,62 @@ def test_stages_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     second.parent.with_name("TP0_PP1_Rank1_pid99").mkdir()
     with pytest.raises(DrafttraceError, match="holds 2 runs"):
         open_capture(str(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("write", [made.write_sg_pass, made.write_sg_dumper])
+def test_a_boundary_that_the_pass_lacks_is_refused_by_name(write: Callable[[Path], Path], tmp_path: Path) -> None:
+    """There were no slots then: the file was written without them, and the comparison was of 3 slots and none."""
+    path = write(tmp_path)
+    asked = Request(layer_ids=(1, 90, 99), numbering="B", lenient=True)
+    with pytest.raises(
+        DrafttraceError, match=r"B90 and B99, which .* does not hold: its boundaries are B0, B1, .*B8;"
+    ):
+        open_capture(str(path), request=asked)
+    with pytest.raises(DrafttraceError, match=r"--layer-ids names B91, "):
+        open_capture(str(path), request=Request(layer_ids=(90,), numbering="O"))
+    assert len(open_capture(str(path), request=dataclasses.replace(asked, tokens_only=True)).tokens) == made.LENGTH
+
+
+def test_a_last_boundary_without_a_number_cannot_be_named(tmp_path: Path) -> None:
+    path = save(tmp_path / "run", held(tmp_path, 2, 4, 5))
+    with pytest.raises(
+        DrafttraceError, match=r"B8, which .* B5, and the last one, whose number is not known; name"
+    ):
+        open_capture(str(path), request=Request(layer_ids=(2, 8), numbering="B"))
+    assert open_capture(str(path), request=Request(layer_ids=(2, 4, 5))).wiring == (2, 4, 5)
+
+
+def test_the_boundaries_of_a_pass_are_seen(tmp_path: Path) -> None:
+    """'see the boundaries', and nothing showed them."""
+    path = save(tmp_path / "run", held(tmp_path, 2, 4, 5))
+    found = inspect_capture(str(path))
+    assert found.boundaries == ("B0", "B2", "B4", "B5")
+    assert found.to_json()["boundaries"] == ["B0", "B2", "B4", "B5"]
+    console = Console(record=True, width=200)
+    render(found, console)
+    assert "boundaries  B0, B2, B4, B5\n" in console.export_text()
+    assert inspect_capture(str(made.write_sf_eagle3(tmp_path))).boundaries == ()
+
+
+def test_the_layers_that_a_pass_holds_are_compared_where_the_other_side_knows_how_many_there_are(
+    tmp_path: Path,
+) -> None:
+    """It was 'slot-count: the reference holds none', and a MATCH of no slot the other way round."""
+    whole = str(save(tmp_path / "whole", held(tmp_path, *range(made.LAYERS))))
+    some = str(save(tmp_path / "some", held(tmp_path, 2, 4, 5)))
+    for left, reference in ((whole, some), (some, whole)):
+        result = diff(*open_two(left, reference))
+        assert result.verdict == "match" and len(result.slots) == 3
+
+
+def test_a_pass_without_slots_is_not_compared_with_slots(tmp_path: Path) -> None:
+    dump, some = str(made.write_sf_eagle3(tmp_path)), str(save(tmp_path / "some", held(tmp_path, 2, 4, 5)))
+    with pytest.raises(DrafttraceError, match=r"B0, B2, B4, B5, and does not say .*--layer-ids \(3 of these\)\.$"):
+        open_two(dump, some)
+    with pytest.raises(DrafttraceError, match=r"--layer-ids \(3 of these\), and give it as REFERENCE\.$"):
+        open_two(some, dump)
+    ours, theirs = open_two(dump, some, request=Request(layer_ids=(2, 4, 5), numbering="B"))
+    assert diff(ours, theirs).verdict == "match"
+    named = open_capture(dump, request=Request(layer_ids=(2, 4, 5), numbering="B"))
+    with pytest.raises(DrafttraceError, match=r"--layer-ids B2,B4,B5\.$"):
+        drafttrace.diff(named, some)

@@ -20,6 +20,7 @@ from drafttrace.tracer.dumps import build
 from drafttrace.tracer.dumps.registry import Request
 from drafttrace.tracer.dumps.tensor import Tensor
 from drafttrace.tracer.errors import DrafttraceError
+from drafttrace.tracer.layer_ids import refuse_below
 from drafttrace.tracer.rows import Rows
 
 LAYER = re.compile(r"(?:^|\.)layers\.(\d{1,4})\.input_layernorm$")
@@ -126,11 +127,12 @@ def slots_of(
     said = request.layer_ids
     if said is not None:
         wanted = [k + (request.numbering == "O") for k in said]
-        missing = [k for k in wanted if k not in boundaries]
+        refuse_below(said, "O" if request.numbering == "O" else "B", where)
+        missing = list(dict.fromkeys(boundary_name(k) for k in wanted if k not in boundaries))
         if missing and not request.tokens_only:
             raise DrafttraceError(
-                f"--layer-ids names {boundary_name(missing[0])}, and {where} does not hold it: its boundaries are "
-                f"{states.held}; name some of these, or dump that layer too."
+                f"--layer-ids names {' and '.join(missing)}, which {where} does not hold: its boundaries are "
+                f"{states.held}; name some of them, or dump that layer too."
             )
         return tuple(Slot(f"layers.{k}", boundaries[k], k, _SOURCE) for k in wanted if k in boundaries), []
     n, name_them = states.layers, "name them with --layer-ids"

@@ -9,6 +9,7 @@ from drafttrace.tracer.capture import Capture
 from drafttrace.tracer.dumps.build import USER_SAID
 from drafttrace.tracer.dumps.registry import Request
 from drafttrace.tracer.errors import DrafttraceError
+from drafttrace.tracer.layer_ids import refuse_below
 
 
 def held_against(capture: Capture, request: Request) -> Capture:
@@ -16,10 +17,13 @@ def held_against(capture: Capture, request: Request) -> Capture:
     refuse_contradiction(capture, request)
     said, wiring = request.layer_ids, capture.wiring
     sources = {slot.source for slot in capture.slots}
-    if said is None or len(sources) != 1 or None in wiring or capture.format == "MAPPED":
+    if said is None or len(sources) != 1 or capture.format == "MAPPED":
         return capture
     source = sources.pop()
     outputs = request.numbering == "O" or (not request.numbering and "O(id)" in source)
+    refuse_below(said, "O" if outputs else "B", f"'{capture.path}'")
+    if None in wiring:
+        return capture
     meant = [k + outputs for k in said[: len(wiring)]]
     if source.startswith(USER_SAID) or tuple(meant) == tuple(wiring):
         return capture

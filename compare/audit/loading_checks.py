@@ -81,20 +81,24 @@ def _unread_layout(subject: Subject) -> Iterator[Finding]:
     lost = unread(subject.draft)
     if not lost:
         return
-    named = ", ".join(lost)
     missing = [key for key in _NEEDED if subject.draft.flat.get(key) is None]
-    refused = (
-        "stops at the missing model_type" if "model_type" in [*lost, *missing] else "takes its defaults for them"
+    named = ", ".join([*lost][:3]) + (f" and {len(lost) - 3} more" if len(lost) > 3 else "")
+    effect = (
+        "builds a draft with the defaults of its config class in their place (a Llama is 4096 wide with 32 layers)"
     )
+    if "model_type" in [*lost, *missing]:
+        effect = (
+            "stops at the missing model_type, and with one it would build a whole model's defaults (a Llama is 4096 wide "
+            "with 32 layers)"
+        )
     rest = f"; {' and '.join(missing)} stands nowhere and has to come from the training run" if missing else ""
     yield fault(
         "fc-not-called",
         0.97,
-        f"SGLang does not read {_LAYER}, the layout of speculators, where {named} stand: it {refused}, and with a "
-        "model_type alone it would build a whole model's defaults (a Llama is 4096 wide with 32 layers), not this draft.",
-        f"Write these keys at the top level of config.json (drafttrace check --fix OUT does it){rest}; vLLM reads the "
-        "file as it is.",
-        {"unread": sorted(lost), "missing": missing},
+        f"SGLang does not read {_LAYER}, the layout of speculators, where {named} stand: it {effect}.",
+        f"Write these keys at the top level of config.json, as drafttrace check --fix OUT does{rest}; vLLM reads the file "
+        "as it is.",
+        {"unread": list(lost), "missing": missing},
     )
 
 

@@ -138,6 +138,15 @@ def formats() -> Iterator[str]:
     )
     yield ""
     yield (
+        "Of an EAGLE server's passes (`FOLDER/target`, `FOLDER/draft`) the target's are read, of one tensor-parallel "
+        "rank; the stages of a pipeline are joined. A pass names the boundaries of the layers that it holds, and no "
+        "other: with `--debug-tensor-dump-layers` the last one has a number where the number of layers is known "
+        "(`--target DIR`, or the other side of `diff`). There, and where all layers are dumped, the slots are the "
+        "default B{2, n//2, n-3} if the pass holds these; else name them with `--layer-ids`. `inspect` shows which "
+        "boundaries are there."
+    )
+    yield ""
+    yield (
         "A file of no known layout is read with `--slots A,B,C --tokens NAME`, and "
         "`--last NAME`, `--last-norm pre|post`, `--mask NAME` and `--boundaries B2,B30,B58` where it has them; `name[i]` "
         "picks entry i of a list or of the second axis. `inspect`, `diff` (of the side that is of no known layout), "

@@ -67,11 +67,13 @@ def _read_json(document: Document, inner: int, request: Request) -> Capture:
                 "with an EAGLE-3 target this would be the slots side by side; give the hidden size to cut them"
             )
     if last is not None and request.layer_ids is not None and not request.tokens_only:
-        cut = "give the width of one slot with --hidden-size, which cuts slots that stand side by side, or "
+        without = "leave --layer-ids out"
+        cut = (
+            f"give the width of one slot with --hidden-size, which cuts slots that stand side by side, or {without}"
+        )
         raise DrafttraceError(
             f"{len(request.layer_ids)} layer ids are given ({', '.join(map(str, request.layer_ids))}), and '{path}', "
-            f"{matrix.shape[1]} wide, is read as a last state without slots; {cut if hidden is None else ''}leave "
-            "--layer-ids out."
+            f"{matrix.shape[1]} wide, is read as a last state without slots; {cut if hidden is None else without}."
         )
     boundaries, source = build.ENTRIES.resolve(request, len(parts))
     return build.capture(

@@ -138,9 +138,13 @@ def _rows(apart: PartedRows) -> str:
 
 def _some_rows(at: Stage) -> str:
     """Where to look for what is wrong in some rows and right in the others."""
+    weight = "it is hardly a weight of the draft"
+    if at.tensor == LOGITS:
+        weight += ", unless some rows of lm_head are other ones"
     return (
-        f"The other {at.rows - len(at.apart or ())} rows agree, so no weight of the draft is wrong: look at what made just "
-        "these rows (their places in the batch, the draft's cache, padding of a CUDA graph), and record them again."
+        f"The other {at.rows - len(at.apart or ())} rows agree, so {weight}: look at what made just these rows (their "
+        "positions, with rope and window; their places in the batch; the draft's cache; padding of a CUDA graph), and "
+        "record them again."
     )
 
 

@@ -62,7 +62,8 @@ def test_garbage_in_some_rows_is_not_called_agreement(
     )
     assert f"in {apart} of {live.parted.rows} rows (position" in found.summary
     assert ("NaN or infinite on one side only" in found.summary) == (not np.isfinite(value))
-    assert "no weight of the draft is wrong" in found.remedy
+    assert "hardly a weight of the draft" in found.remedy
+    assert ("rows of lm_head" in found.remedy) == (name == "logits")
     assert list(found.evidence["positions"]) == list(live.parted.apart.position)
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from doctools.markdown import between, cell, table
+
+if TYPE_CHECKING:
+    from drafttrace.tracer.dumps.registry import FolderLayout, Layout
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -43,20 +46,19 @@ _COSTS = (
     ),
     ("memory of the scheduler", "memory of the scheduler, MiB more", "{value:.0f} MiB more"),
 )
-_DUMPERS = {
-    "SpecForge": "SF-",
-    "speculators": "SPEC-",
-    "vLLM hidden-states connector": "VLLM-",
-    "TorchSpec": "TS-",
-    "NVIDIA Model-Optimizer and TensorRT-LLM": "MO-",
-    "NeMo Automodel": "AM-",
-    "AngelSlim": "AS-",
-    "EAGLE-1/2, HASS": "EAGLE12-",
-    "BaldEagle": "BALD-",
-    "SGLang's own dumps": "SG-",
-    "traces and references of drafttrace": "DRAFTTRACE",
-    "any file, with the names of its fields": "MAPPED",
-}
+# The order of the table's rows. A project that has no place here comes before those of _LAST.
+_FIRST = (
+    "SpecForge",
+    "speculators",
+    "vLLM hidden-states connector",
+    "TorchSpec",
+    "NVIDIA Model-Optimizer and TensorRT-LLM",
+    "NeMo Automodel",
+    "AngelSlim",
+    "EAGLE-1/2, HASS",
+    "BaldEagle",
+)
+_LAST = ("SGLang's own dumps", "traces and references of drafttrace", "any file, with the names of its fields")
 
 
 def readme() -> str:
@@ -88,12 +90,18 @@ def _named() -> Iterator[str]:
 def _read() -> Iterator[str]:
     from drafttrace.tracer.dumps.registry import folder_layouts, layouts
 
-    ids = [*layouts(), *folder_layouts()]
-    left = [name for name in ids if not name.startswith(tuple(_DUMPERS.values()))]
-    if left:
-        raise ValueError(f"the README groups no format {left}; add its project to _DUMPERS")
-    rows = [(who, ", ".join(f"`{n}`" for n in ids if n.startswith(prefix))) for who, prefix in _DUMPERS.items()]
+    grouped = by_project([*layouts().values(), *folder_layouts().values()])
+    rows = [(who, ", ".join(f"`{name}`" for name in ids)) for who, ids in grouped.items()]
     yield from table("written by", "formats", rows=rows)
+
+
+def by_project(known: Sequence[Layout | FolderLayout]) -> dict[str, list[str]]:
+    """The ids of layouts by the project that each names, in the order of the README's rows."""
+    found: dict[str, list[str]] = {}
+    for layout in known:
+        found.setdefault(layout.project, []).append(layout.id)
+    new = [project for project in found if project not in {*_FIRST, *_LAST}]
+    return {project: found[project] for project in (*_FIRST, *new, *_LAST) if project in found}
 
 
 def _commands() -> Iterator[str]:

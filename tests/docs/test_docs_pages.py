@@ -6,12 +6,13 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
-from doctools import blocks, changes, pages
+from doctools import blocks, changes, pages, readme
 from drafttrace.catalogue import causes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -100,6 +101,18 @@ def test_the_runner_sees_what_is_wrong(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", pages.generated(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_generated_pages_are_current(path: Path) -> None:
     assert path.read_text(encoding="utf-8") == pages.generated()[path], "run `make docs-pages`"
+
+
+def test_a_new_format_is_in_the_readme_and_in_no_list() -> None:
+    """The guide said one file and one test, and `doctools pages` ended in a ValueError: "add its project to _DUMPERS"."""
+    from drafttrace.tracer.dumps.registry import Layout, folder_layouts, layouts
+
+    known = [*layouts().values(), *folder_layouts().values()]
+    mine = replace(next(layout for layout in known if isinstance(layout, Layout)), id="MY-FORMAT", project="mine")
+    grouped = readme.by_project([*known, mine])
+    assert grouped["mine"] == ["MY-FORMAT"]
+    assert {name for ids in grouped.values() for name in ids} == {layout.id for layout in (*known, mine)}
+    assert [who for who in grouped if who != "mine"] == list(readme.by_project(known))
 
 
 def test_every_finding_is_documented() -> None:

@@ -318,7 +318,7 @@ def test_a_stranger_adds_a_format(tmp_path: Path) -> None:
         return build.capture(document.path, "MINE", detect(document, _request) or "", ids, slots)
 
     format_ids()  # the layouts of the package first
-    registry.register(registry.Layout("MINE", "my trainer", detect, read))
+    registry.register(registry.Layout("MINE", "me", "my trainer", detect, read))
     try:
         states = torch.stack([made.state(2), made.state(4)], 1)
         torch.save({"my_ids": made.tokens(), "my_states": states}, tmp_path / "x.bin")
@@ -326,7 +326,7 @@ def test_a_stranger_adds_a_format(tmp_path: Path) -> None:
         assert capture.format == "MINE"
         assert capture.wiring == (2, 4)
         with pytest.raises(ValueError, match="registered twice"):
-            registry.register(registry.Layout("MINE", "again", detect, read))
+            registry.register(registry.Layout("MINE", "me", "again", detect, read))
     finally:
         registry._LAYOUTS.pop("MINE")
 

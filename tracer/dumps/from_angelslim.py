@@ -78,5 +78,5 @@ def _read_dflash(document: Document, _inner: int, request: Request) -> Capture:
     )
 
 
-register(Layout("AS-EAGLE3", "AngelSlim EAGLE-3", _detect_eagle3, _read_eagle3, ids="O(id)"))
-register(Layout("AS-DFLASH", "AngelSlim DFlash", _detect_dflash, _read_dflash, ids="O(id)"))
+register(Layout("AS-EAGLE3", "AngelSlim", "AngelSlim EAGLE-3", _detect_eagle3, _read_eagle3, ids="O(id)"))
+register(Layout("AS-DFLASH", "AngelSlim", "AngelSlim DFlash", _detect_dflash, _read_dflash, ids="O(id)"))

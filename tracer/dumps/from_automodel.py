@@ -225,5 +225,13 @@ def _read_dspark(folder: Path, ref: SampleRef, request: Request) -> Capture:
     )
 
 
-register(FolderLayout("AM-EAGLE3", "NeMo Automodel EAGLE-3 cache", _detect_eagle3, _samples, _read_eagle3))
-register(FolderLayout("AM-DSPARK", "NeMo Automodel DSpark cache", _detect_dspark, _samples, _read_dspark))
+register(
+    FolderLayout(
+        "AM-EAGLE3", "NeMo Automodel", "NeMo Automodel EAGLE-3 cache", _detect_eagle3, _samples, _read_eagle3
+    )
+)
+register(
+    FolderLayout(
+        "AM-DSPARK", "NeMo Automodel", "NeMo Automodel DSpark cache", _detect_dspark, _samples, _read_dspark
+    )
+)

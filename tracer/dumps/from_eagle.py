@@ -102,7 +102,11 @@ def _read_target(document: Document, _inner: int, request: Request) -> Capture:
     return _sample(document, "BALD-TARGET", why, slots, found.last, found.notes)
 
 
-register(Layout("EAGLE12-CKPT", "EAGLE-1/2 or HASS", _detect_eagle, _read_eagle))
-register(Layout("BALD-PLAIN", "BaldEagle, plain", _detect_plain, _read_plain))
-register(Layout("BALD-FUSED", "BaldEagle, fused features", _detect_fused, _read_fused, ids="B(id)"))
-register(Layout("BALD-TARGET", "BaldEagle, variant of its issue #18", _detect_target, _read_target, ids="B(id)"))
+register(Layout("EAGLE12-CKPT", "EAGLE-1/2, HASS", "EAGLE-1/2 or HASS", _detect_eagle, _read_eagle))
+register(Layout("BALD-PLAIN", "BaldEagle", "BaldEagle, plain", _detect_plain, _read_plain))
+register(Layout("BALD-FUSED", "BaldEagle", "BaldEagle, fused features", _detect_fused, _read_fused, ids="B(id)"))
+register(
+    Layout(
+        "BALD-TARGET", "BaldEagle", "BaldEagle, variant of its issue #18", _detect_target, _read_target, ids="B(id)"
+    )
+)

@@ -204,4 +204,13 @@ def _names(value: Any) -> str:
     return ", ".join(repr(name) for name in names[:12]) + (", ..." if len(names) > 12 else "")
 
 
-register(Layout("MAPPED", "any file, with --slots and --tokens", _detect, _read, ids="with a letter"))
+register(
+    Layout(
+        "MAPPED",
+        "any file, with the names of its fields",
+        "any file, with --slots and --tokens",
+        _detect,
+        _read,
+        ids="with a letter",
+    )
+)

@@ -106,8 +106,22 @@ def _read_raw(document: Document, inner: int, request: Request) -> Capture:
 
 register(
     Layout(
-        "MO-PT", "NVIDIA Model-Optimizer", _detect, _read, ids="O(id); B(id) where it says hidden_states_prenorm"
+        "MO-PT",
+        "NVIDIA Model-Optimizer and TensorRT-LLM",
+        "NVIDIA Model-Optimizer",
+        _detect,
+        _read,
+        ids="O(id); B(id) where it says hidden_states_prenorm",
     )
 )
-register(Layout("MO-TRT-RAW", "TensorRT-LLM hidden states before post-processing", _detect_raw, _read_raw,
-                lambda document: len(_raw(document)) or 1, ids="O(id)"))  # fmt: skip
+register(
+    Layout(
+        "MO-TRT-RAW",
+        "NVIDIA Model-Optimizer and TensorRT-LLM",
+        "TensorRT-LLM hidden states before post-processing",
+        _detect_raw,
+        _read_raw,
+        lambda document: len(_raw(document)) or 1,
+        ids="O(id)",
+    )
+)

@@ -339,8 +339,28 @@ def _sort_in(path: Path, name: str, outputs: dict[str, dict[int, Tensor]], plain
         outputs.setdefault(output[1], {})[int(output[2] or 0)] = value
 
 
-register(Layout("SG-PASS", "SGLang --debug-tensor-dump-output-folder", _detect_pass, _read_pass,
-                lambda document: max(1, len(_batch_of(document).runs)), several=True, ids="B(id)",
-                of_run=of_one_run))  # fmt: skip
-register(FolderLayout("SG-DUMPER", "SGLang dumper folder", _detect_dumper, _dumper_samples, _read_dumper,
-                      many_runs=True, ids="B(id)"))  # fmt: skip
+register(
+    Layout(
+        "SG-PASS",
+        "SGLang's own dumps",
+        "SGLang --debug-tensor-dump-output-folder",
+        _detect_pass,
+        _read_pass,
+        lambda document: max(1, len(_batch_of(document).runs)),
+        several=True,
+        ids="B(id)",
+        of_run=of_one_run,
+    )
+)
+register(
+    FolderLayout(
+        "SG-DUMPER",
+        "SGLang's own dumps",
+        "SGLang dumper folder",
+        _detect_dumper,
+        _dumper_samples,
+        _read_dumper,
+        many_runs=True,
+        ids="B(id)",
+    )
+)

@@ -132,5 +132,15 @@ def _json_tokens(path: Path, answer: Mapping[str, Any], count: int) -> tuple[Int
     return np.array(ids, np.int64), notes
 
 
-register(Layout("SG-JSON", "SGLang return_hidden_states", _detect_json, _read_json,
-                lambda document: len(_answers(document)) or 1, several=True, ids="B(id)"))  # fmt: skip
+register(
+    Layout(
+        "SG-JSON",
+        "SGLang's own dumps",
+        "SGLang return_hidden_states",
+        _detect_json,
+        _read_json,
+        lambda document: len(_answers(document)) or 1,
+        several=True,
+        ids="B(id)",
+    )
+)

@@ -287,31 +287,38 @@ def _read_dspark(document: Document, _inner: int, request: Request) -> Capture:
     )
 
 
-register(Layout("SF-EAGLE3", "SpecForge EAGLE-3", _detect_eagle3, _read_eagle3, ids="O(id)"))
+register(Layout("SF-EAGLE3", "SpecForge", "SpecForge EAGLE-3", _detect_eagle3, _read_eagle3, ids="O(id)"))
 register(
     Layout(
-        "SF-D5DE56F7", "SpecForge at the broken commit d5de56f7 (logits)", _detect_logits, _read_logits, ids="O(id)"
+        "SF-D5DE56F7",
+        "SpecForge",
+        "SpecForge at the broken commit d5de56f7 (logits)",
+        _detect_logits,
+        _read_logits,
+        ids="O(id)",
     )
 )
 register(
     Layout(
         "SF-35504D45",
+        "SpecForge",
         "SpecForge at the broken commit 35504d45 (aux as last)",
         _detect_three,
         _read_three,
         ids="O(id)",
     )
 )
-register(Layout("SF-LAST", "SpecForge v0.1 without aux states", _detect_last_only, _read_last_only))
-register(Layout("SF-MTP-FORK", "MTP fork of SpecForge", _detect_fork, _read_fork))
+register(Layout("SF-LAST", "SpecForge", "SpecForge v0.1 without aux states", _detect_last_only, _read_last_only))
+register(Layout("SF-MTP-FORK", "SpecForge", "MTP fork of SpecForge", _detect_fork, _read_fork))
 register(
     Layout(
         "SF-ONLINE",
+        "SpecForge",
         "SpecForge online sample, dumped by its feature store",
         _detect_online,
         _read_online,
         ids="O(id)",
     )
 )
-register(Layout("SF-DFLASH", "SpecForge DFlash or Domino", _detect_dflash, _read_dflash, ids="O(id)"))
-register(Layout("SF-DSPARK", "SpecForge DSpark", _detect_dspark, _read_dspark, ids="O(id)"))
+register(Layout("SF-DFLASH", "SpecForge", "SpecForge DFlash or Domino", _detect_dflash, _read_dflash, ids="O(id)"))
+register(Layout("SF-DSPARK", "SpecForge", "SpecForge DSpark", _detect_dspark, _read_dspark, ids="O(id)"))

@@ -330,16 +330,44 @@ def _current(layout: str, detect: Any) -> Any:
     return read
 
 
-register(Layout("SPEC-ARROW", "speculators 0.5+ (hs_i.safetensors beside an Arrow folder)", _detect_arrow,
-                _current("SPEC-ARROW", _detect_arrow), ids="B(id)"))  # fmt: skip
 register(
-    Layout("VLLM-HS", "vLLM hidden-states connector", _detect_vllm, _current("VLLM-HS", _detect_vllm), ids="B(id)")
+    Layout(
+        "SPEC-ARROW",
+        "speculators",
+        "speculators 0.5+ (hs_i.safetensors beside an Arrow folder)",
+        _detect_arrow,
+        _current("SPEC-ARROW", _detect_arrow),
+        ids="B(id)",
+    )
 )
 register(
     Layout(
-        "SPEC-FP8", "speculators 0.9 with fp8 states", _detect_fp8, _current("SPEC-FP8", _detect_fp8), ids="B(id)"
+        "VLLM-HS",
+        "vLLM hidden-states connector",
+        "vLLM hidden-states connector",
+        _detect_vllm,
+        _current("VLLM-HS", _detect_vllm),
+        ids="B(id)",
     )
 )
-register(Layout("DRAFTTRACE", "drafttrace reference", _detect_reference, _read_reference))
-register(Layout("SPEC-V1", "speculators 0.3 and 0.4 (data_i.pt)", _detect_v1, _read_v1, ids="O(id)"))
-register(Layout("SPEC-V0", "speculators before 0.3", _detect_v0, _read_v0, ids="B(id)"))
+register(
+    Layout(
+        "SPEC-FP8",
+        "speculators",
+        "speculators 0.9 with fp8 states",
+        _detect_fp8,
+        _current("SPEC-FP8", _detect_fp8),
+        ids="B(id)",
+    )
+)
+register(
+    Layout(
+        "DRAFTTRACE",
+        "traces and references of drafttrace",
+        "drafttrace reference",
+        _detect_reference,
+        _read_reference,
+    )
+)
+register(Layout("SPEC-V1", "speculators", "speculators 0.3 and 0.4 (data_i.pt)", _detect_v1, _read_v1, ids="O(id)"))
+register(Layout("SPEC-V0", "speculators", "speculators before 0.3", _detect_v0, _read_v0, ids="B(id)"))

@@ -166,9 +166,31 @@ def _read_orphan(document: Document, _inner: int, request: Request) -> Capture:
     return _sample(document, "TS-ORPHAN", why, document.value, request, ("aux_hidden_states", "hidden_states"))
 
 
-register(Layout("TS-DEBUG", "TorchSpec debug dump of a training batch", _detect_debug, _read_debug, _batch_size,
-                several=True, ids="O(id)"))  # fmt: skip
-register(Layout("TS-EVAL", "TorchSpec evaluation cache", _detect_eval, _read_eval,
-                lambda document: len(_entries(document)) or 1, several=True, ids="O(id)"))  # fmt: skip
-register(Layout("TS-TESTDUMP", "TorchSpec test dump", _detect_test, _read_test, ids="O(id)"))
-register(Layout("TS-ORPHAN", "TorchSpec offline reader's layout", _detect_orphan, _read_orphan, ids="O(id)"))
+register(
+    Layout(
+        "TS-DEBUG",
+        "TorchSpec",
+        "TorchSpec debug dump of a training batch",
+        _detect_debug,
+        _read_debug,
+        _batch_size,
+        several=True,
+        ids="O(id)",
+    )
+)
+register(
+    Layout(
+        "TS-EVAL",
+        "TorchSpec",
+        "TorchSpec evaluation cache",
+        _detect_eval,
+        _read_eval,
+        lambda document: len(_entries(document)) or 1,
+        several=True,
+        ids="O(id)",
+    )
+)
+register(Layout("TS-TESTDUMP", "TorchSpec", "TorchSpec test dump", _detect_test, _read_test, ids="O(id)"))
+register(
+    Layout("TS-ORPHAN", "TorchSpec", "TorchSpec offline reader's layout", _detect_orphan, _read_orphan, ids="O(id)")
+)

@@ -43,4 +43,13 @@ def _read(_folder: Path, ref: SampleRef, _request: Request) -> Capture:
     return read_trace(ref.file)
 
 
-register(FolderLayout(FORMAT, "a folder of traces, as drafttrace convert writes it", _detect, _traces, _read))
+register(
+    FolderLayout(
+        FORMAT,
+        "traces and references of drafttrace",
+        "a folder of traces, as drafttrace convert writes it",
+        _detect,
+        _traces,
+        _read,
+    )
+)

@@ -85,13 +85,14 @@ class Request:
 
 @dataclass(frozen=True)
 class Layout:
-    """A layout of one file. detect gives the reason why a document is of it, or None. count: samples in it. several:
-    there may be more than one, so that every file of a folder has to be opened to number its samples. ids: what a layer
-    id of the user means in it, as ``O(id)`` or ``B(id)``; empty where there are no slots, or the file names them. of_run:
-    those of the files of a folder that one run of one process wrote; raises DrafttraceError where the folder holds
-    several runs."""
+    """A layout of one file. project: who writes it; the README groups the layouts by it. detect gives the reason why a
+    document is of it, or None. count: samples in it. several: there may be more than one, so that every file of a folder
+    has to be opened to number its samples. ids: what a layer id of the user means in it, as ``O(id)`` or ``B(id)``; empty
+    where there are no slots, or the file names them. of_run: those of the files of a folder that one run of one process
+    wrote; raises DrafttraceError where the folder holds several runs."""
 
     id: str
+    project: str
     title: str
     detect: Callable[[Document, Request], str | None]
     read: Callable[[Document, int, Request], Capture]
@@ -115,9 +116,10 @@ class SampleRef:
 @dataclass(frozen=True)
 class FolderLayout:
     """A layout of a whole folder, with files that mean nothing alone. many_runs: its writer is told a base folder, and
-    makes one such folder in it for each run. ids: as of a Layout."""
+    makes one such folder in it for each run. project, ids: as of a Layout."""
 
     id: str
+    project: str
     title: str
     detect: Callable[[Path], str | None]
     samples: Callable[[Path], Sequence[SampleRef]]

@@ -83,7 +83,7 @@ class WriterLink:
         blocks = {name: pieces_of(value) for name, value in about.items()}
         self.ask("open", key, path, layout, request_id, blocks, list(prompt))
         assert self._process is not None
-        return _FileApart(self, self._process, key)
+        return FileApart(self, self._process, key)
 
     def ask(
         self, verb: str, key: int, *arguments: Any, of: subprocess.Popen[bytes] | None = None
@@ -148,7 +148,7 @@ class WriterLink:
         return "it does not end"
 
 
-class _FileApart:
+class FileApart:
     """A file in the writer process."""
 
     def __init__(self, link: WriterLink, process: subprocess.Popen[bytes], key: int) -> None:

@@ -10,11 +10,12 @@ from served_faults.switch import Switch
 
 
 def break_on_request(switch: Switch) -> None:
-    """Wrap the two functions that fail; everything around them is the real thing."""
+    """Wrap the two functions that fail; everything around them is the real thing. The writer process has no plugins: what
+    it cannot write is told here, where its answer comes."""
     from drafttrace.hooks.frames import Frame
-    from drafttrace.tracer.trace.writer import TraceWriter
+    from drafttrace.hooks.writer_link import FileApart
 
-    take, append = Frame.take, TraceWriter.append_target
+    take, append = Frame.take, FileApart.append
 
     def tap(self: Any, name: str, tensor: torch.Tensor, source: int = 0) -> None:
         if not (name == "last" and "tap-silent" in switch.names()):
@@ -28,4 +29,4 @@ def break_on_request(switch: Switch) -> None:
         return append(self, *args, **kwargs)
 
     Frame.take = tap  # type: ignore[method-assign]
-    TraceWriter.append_target = write  # type: ignore[method-assign]
+    FileApart.append = write  # type: ignore[method-assign]

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from drafttrace.compare.result import Result
     from drafttrace.compare.thresholds import Noise, Thresholds
     from drafttrace.row_table import RowTable
+    from drafttrace.tracer.client import Prompt
     from drafttrace.tracer.commands.record import Recorded
 
 PathLike = str | os.PathLike[str]
@@ -240,42 +241,61 @@ def record(
     input_ids: Sequence[int] | None = None,
     messages: Sequence[Mapping[str, Any]] | None = None,
     from_dump: PathLike | None = None,
+    whole: bool = False,
     max_new_tokens: int = 64,
     temperature: float = 0.0,
     boundaries: str = "auto",
-    force: bool = False,
+    boundary_rows: int | None = None,
+    token: str | None = None,
     api_key: str | None = None,
+    keep: bool = False,
+    force: bool = False,
     timeout: float = 600.0,
 ) -> Recorded:
     """Send one request to a live server with the plugin on, and fetch its trace into ``out``.
 
-    Give exactly one of prompt, input_ids, messages, from_dump. boundaries: which of the target's boundaries to sweep
-    (auto: all, on the first 64 rows; all; none; or a list like ``"B3,B31"``). timeout: seconds for the answer.
+    Give exactly one of prompt, input_ids, messages, from_dump. whole: with from_dump, send the sample's last answer, too,
+    as part of the prompt. boundaries: which of the target's boundaries to sweep (auto: all, on the first 64 rows; all;
+    none; or a list like ``"B3,B31"``). boundary_rows: rows that the sweep covers. token: the one that ``serve --token``
+    asks for. api_key: that of SGLang. keep: leave the trace on the server, too. timeout: seconds for the answer.
     Raises ServerProblem where the server is not there, has no plugin or refuses; OutputExists for a taken ``out``.
     """
-    from drafttrace.tracer.client import Client, Prompt, Sampling
-    from drafttrace.tracer.commands.record import parse_taps, prompt_of_dump, record_one
+    from drafttrace.tracer.client import Client, Sampling
+    from drafttrace.tracer.commands.record import parse_taps, record_one
 
-    given = [value for value in (prompt, input_ids, messages, from_dump) if value is not None]
+    return record_one(
+        Client(url, api_key=api_key),
+        _prompt(prompt, input_ids, messages, from_dump, whole),
+        Sampling(max_new_tokens=max_new_tokens, temperature=temperature),
+        Path(out),
+        taps=parse_taps(boundaries, boundary_rows),
+        token=token,
+        force=force,
+        keep_on_server=keep,
+        timeout=timeout,
+        quiet=True,
+    )
+
+
+def _prompt(
+    text: str | None,
+    input_ids: Sequence[int] | None,
+    messages: Sequence[Mapping[str, Any]] | None,
+    from_dump: PathLike | None,
+    whole: bool,
+) -> Prompt:
+    from drafttrace.tracer.client import Prompt
+    from drafttrace.tracer.commands.record import prompt_of_dump
+
+    given = [value for value in (text, input_ids, messages, from_dump) if value is not None]
     if len(given) != 1:
         raise DrafttraceError(
             f"{len(given)} prompts were given; give one of prompt, input_ids, messages, from_dump."
         )
     if from_dump is not None:
-        source = prompt_of_dump(os.fspath(from_dump))
-    else:
-        ids = None if input_ids is None else tuple(int(token) for token in input_ids)
-        source = Prompt(text=prompt, input_ids=ids, messages=None if messages is None else tuple(messages))
-    return record_one(
-        Client(url, api_key=api_key),
-        source,
-        Sampling(max_new_tokens=max_new_tokens, temperature=temperature),
-        Path(out),
-        taps=parse_taps(boundaries, None),
-        force=force,
-        timeout=timeout,
-        quiet=True,
-    )
+        return prompt_of_dump(os.fspath(from_dump), whole=whole)
+    ids = None if input_ids is None else tuple(int(token) for token in input_ids)
+    return Prompt(text=text, input_ids=ids, messages=None if messages is None else tuple(messages))
 
 
 def _capture(source: Source, like: Capture | None = None) -> Capture:

@@ -233,7 +233,7 @@ class Client:
         if refusal.status in {401, 403}:
             return ServerProblem(
                 f"The server at {self.url} refused access ({refusal.status}: {_sentence(refusal.text)}); "
-                "give --api-key, and --token if it was started with one."
+                "give --api-key, and --token if it was started with one (in Python: api_key and token)."
             )
         return ServerProblem(
             f"The server at {self.url} answered {refusal.status}: {_sentence(refusal.text)} {_look_where(refusal.status)}"

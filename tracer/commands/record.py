@@ -265,7 +265,9 @@ def record_one(
 
 
 def parse_taps(boundaries: str, rows: int | None) -> dict[str, Any]:
-    """The ``taps`` object of the plugin's HTTP interface from the two options."""
+    """The ``taps`` object of the plugin's HTTP interface from the two options. Raises DrafttraceError for what is none."""
+    if rows is not None and rows < 1:  # the command line refuses it by itself, Python does not
+        raise DrafttraceError(f"The sweep cannot cover {rows} rows (boundary_rows); give 1 or more.")
     word = boundaries.strip().lower()
     chosen: str | list[int]
     if word in {"auto", "all", "none"}:

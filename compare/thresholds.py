@@ -47,18 +47,30 @@ class Thresholds:
         names = [field.name for field in dataclasses.fields(self)]
         changes: dict[str, float] = {}
         for setting in settings:
-            name, _, text = setting.partition("=")
-            try:
-                value = float(text)
-            except ValueError:
-                value = -1.0
-            if name.strip() not in names or not 0 <= value < float("inf"):
-                known = ", ".join(names)
+            name, sign, text = setting.partition("=")
+            name = name.strip()
+            if not sign:
+                raise DrafttraceError(f"The threshold '{setting}' is not NAME=NUMBER; give one like match=0.05.")
+            if name not in names:
                 raise DrafttraceError(
-                    f"The threshold '{setting}' is not NAME=NUMBER; choose a NAME out of {known}."
+                    f"There is no threshold '{name}' ('{setting}'); choose out of {', '.join(names)}."
                 )
-            changes[name.strip()] = value
+            changes[name] = _bound(setting, text)
         return dataclasses.replace(self, **changes)
+
+
+def _bound(setting: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise DrafttraceError(
+            f"The threshold '{setting}' is not NAME=NUMBER: '{text.strip()}' is no number; give one like 0.05."
+        ) from None
+    if not 0 <= value < float("inf"):
+        raise DrafttraceError(
+            f"The threshold '{setting}' is out of range; give a number of 0 or more that is finite."
+        )
+    return value
 
 
 DEFAULT = Thresholds()

@@ -34,8 +34,8 @@ def open(
     format: str | None = None,
     sample: int | None = None,
     hidden_size: int | None = None,
-    layer_ids: Sequence[int | str] | None = None,
-    slots: Sequence[str] | None = None,
+    layer_ids: str | Sequence[int | str] | None = None,
+    slots: str | Sequence[str] | None = None,
     tokens: str | None = None,
     last: str | None = None,
     last_norm: str = "unknown",
@@ -50,8 +50,8 @@ def open(
 
     format: id of a dump layout, to overrule recognition. sample: which one, where the file holds several.
     hidden_size, layer_ids: what a dump does not say of itself (ids in the numbering of its own project, or as "B3" or
-    "O2"). slots, tokens,
-    last, mask: names of the fields, for a file of no known layout; last_norm ("pre", "post") and boundaries say what they
+    "O2"). slots, tokens, last, mask: names of the fields, for a file of no known layout (slots and layer_ids also as one
+    text with commas, as the commands take them); last_norm ("pre", "post") and boundaries say what they
     hold. like: the other side of a comparison; among several
     samples the one with its tokens is taken.
 
@@ -71,8 +71,10 @@ def open(
     mapping = None
     if slots is not None and tokens is not None:
         wiring = None if boundaries is None else tuple(boundaries)
-        mapping = checked_fields(FieldMap(tuple(slots), tokens, last, last_norm, mask, wiring))
-    ids, numbering = parse_ids(None if layer_ids is None else ",".join(map(str, layer_ids)))
+        names = [name.strip() for name in slots.split(",")] if isinstance(slots, str) else slots
+        mapping = checked_fields(FieldMap(tuple(names), tokens, last, last_norm, mask, wiring))
+    said = layer_ids if layer_ids is None or isinstance(layer_ids, str) else ",".join(map(str, layer_ids))
+    ids, numbering = parse_ids(said)
     return open_capture(
         os.fspath(path),
         format=format,
@@ -91,8 +93,8 @@ def diff(
     noise: Noise | tuple[Source, Source] | None = None,
     tokenizer: PathLike | None = None,
     expected: str | float | None = None,
-    others: Sequence[PathLike] = (),
-    rank_traces: Sequence[PathLike] = (),
+    others: PathLike | Sequence[PathLike] = (),
+    rank_traces: PathLike | Sequence[PathLike] = (),
 ) -> Result:
     """Compare what the server computed with what training stored, and name the cause.
 
@@ -118,8 +120,8 @@ def diff(
         ours,
         theirs,
         tokenizer=folder,
-        rank_traces=[Path(path) for path in rank_traces],
-        others=[Path(path) for path in others],
+        rank_traces=_paths(rank_traces),
+        others=_paths(others),
         expected=None if expected is None else str(expected),
     )
     return compare(
@@ -296,6 +298,11 @@ def _prompt(
         return prompt_of_dump(os.fspath(from_dump), whole=whole)
     ids = None if input_ids is None else tuple(int(token) for token in input_ids)
     return Prompt(text=text, input_ids=ids, messages=None if messages is None else tuple(messages))
+
+
+def _paths(given: PathLike | Sequence[PathLike]) -> list[Path]:
+    """One path, or several: a text is a sequence, too, of its letters."""
+    return [Path(path) for path in ([given] if isinstance(given, (str, os.PathLike)) else given)]
 
 
 def _capture(source: Source, like: Capture | None = None) -> Capture:

@@ -84,7 +84,9 @@ def replay(
     given = [captures] if isinstance(captures, Capture) else list(captures)
     if not given:
         raise NothingToCompare("No capture was given; name a trace or a training dump.")
-    count = steps or max((draft_steps(capture) for capture in given), default=0) or DEFAULT_STEPS
+    count = steps
+    if count is None:  # 0 is a number that was asked for, and is refused
+        count = max((draft_steps(capture) for capture in given), default=0) or DEFAULT_STEPS
     if not 1 <= count <= MOST_STEPS:
         raise DrafttraceError(
             f"--steps {count} is outside 1..{MOST_STEPS}; give the server's --speculative-num-steps."

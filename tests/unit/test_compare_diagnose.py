@@ -359,9 +359,24 @@ def test_two_recordings_with_a_fault_between_them_are_no_noise_floor() -> None:
 def test_thresholds_are_settable_and_checked() -> None:
     tight = parse_thresholds(["match=0.001", "neighbour_noise=0.01"])
     assert diff(trace(), dumped(NOISY, BASE), thresholds=tight).verdict == "mismatch"
-    for wrong in ("nosuch=1", "match=abc", "match", "match=-1", "match=nan"):
-        with pytest.raises(DrafttraceError, match="is not NAME=NUMBER"):
-            parse_thresholds([wrong])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("nosuch=1", r"There is no threshold 'nosuch' \('nosuch=1'\); choose out of match, noise"),
+        ("match=abc", "'match=abc' is not NAME=NUMBER: 'abc' is no number"),
+        ("match=", "'match=' is not NAME=NUMBER: '' is no number"),
+        ("match", "'match' is not NAME=NUMBER; give one like match=0.05"),
+        ("match=-1", "'match=-1' is out of range; give a number of 0 or more"),
+        ("match=nan", "'match=nan' is out of range"),
+        ("match=inf", "'match=inf' is out of range"),
+    ],
+)
+def test_a_threshold_that_is_none_says_whether_name_or_number_is_wrong(wrong: str, said: str) -> None:
+    """All of them were "not NAME=NUMBER", and most are just that."""
+    with pytest.raises(DrafttraceError, match=said):
+        parse_thresholds([wrong])
 
 
 def draft_rows(left: Capture, values: np.ndarray | None) -> DraftRows:

@@ -1,0 +1,45 @@
+"""What a notebook gives where a list is meant, or a number that is none: taken for what it says, or refused."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import drafttrace
+
+ROOT = Path(__file__).resolve().parents[2]
+KIMI = ROOT / "traces/tiny-kimi"
+DUMP = KIMI / "dump/data_0.pt"
+
+
+def test_one_path_is_not_taken_for_its_letters(tmp_path: Path) -> None:
+    """others="served" looked for traces named s, e, r, v, e, d."""
+    served = tmp_path / "served"
+    served.mkdir()
+    shutil.copy(KIMI / "fixed.h5", served / "one.h5")
+    found = drafttrace.diff(KIMI / "as-trained.h5", DUMP, others=str(served))
+    assert found.findings[0].id == "slot-shift"
+    with pytest.raises(drafttrace.DrafttraceError, match=r"nosuch\.h5"):
+        drafttrace.diff(KIMI / "as-trained.h5", DUMP, others="nosuch.h5")
+    with pytest.raises(drafttrace.DrafttraceError, match=r"nosuch\.h5"):
+        drafttrace.diff(KIMI / "as-trained.h5", DUMP, rank_traces="nosuch.h5")
+
+
+def test_names_and_ids_may_be_one_text_as_the_commands_take_them(tmp_path: Path) -> None:
+    path = tmp_path / "mine.pt"
+    torch.save({"ids": torch.arange(5), "aa": torch.randn(5, 8), "bb": torch.randn(5, 8)}, path)
+    said = drafttrace.open(path, slots="aa, bb", tokens="ids", layer_ids="B1,B3")
+    listed = drafttrace.open(path, slots=["aa", "bb"], tokens="ids", layer_ids=["B1", "B3"])
+    assert said.wiring == listed.wiring == (1, 3)
+    assert [slot.name for slot in said.slots] == [slot.name for slot in listed.slots]
+
+
+@pytest.mark.parametrize("steps", [0, -1])
+def test_a_replay_of_no_steps_is_refused(steps: int) -> None:
+    """steps=0 ran with the default, and nothing said so."""
+    pair = ROOT / "pairs/tiny-kimi"
+    with pytest.raises(drafttrace.DrafttraceError, match=f"--steps {steps} is outside 1.."):
+        drafttrace.replay(DUMP, pair / "draft", pair / "target", steps=steps)

@@ -7,7 +7,7 @@ PY := .venv/bin/python
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 REQUIREMENTS := tests/sglang_cpu/requirements.txt tests/sglang_cpu/requirements-nodeps.txt tests/requirements.txt
 
-.PHONY: demo test test-fast faults test-peers bench bench-recorder docs docs-pages docs-output docs-picture dist release-notes lint lint-types clean env
+.PHONY: demo test test-fast faults test-peers bench bench-recorder docs docs-pages docs-output docs-picture desk dist release-notes lint lint-types clean env
 
 env: .venv/.ready
 
@@ -47,6 +47,10 @@ bench: .venv/.ready
 
 bench-recorder: .venv/.ready
 	$(PY) bench/recorder.py
+
+# A folder with the files that the pages' commands name, so that they work as typed: `make desk && cd desk`.
+desk: .venv/.ready
+	$(PY) -m doctools desk desk
 
 # The site, strictly: a dead link or an unknown anchor fails it. It has an environment of its own, so that the
 # server's pins stay what they are.

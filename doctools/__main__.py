@@ -1,7 +1,8 @@
 """The documentation's commands.
 
 ``python -m doctools pages`` writes the generated pages, ``check`` says which are out of date, ``output [PAGE...]`` writes
-what the pages' commands print now, ``changes`` prints the release notes (``--check``: only looks at the fragments).
+what the pages' commands print now, ``desk [FOLDER...]`` lays out the files that those commands name, ``changes`` prints the
+release notes (``--check``: only looks at the fragments).
 """
 
 from __future__ import annotations
@@ -16,13 +17,17 @@ from doctools import blocks, changes, pages
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="doctools", description=__doc__)
-    parser.add_argument("what", choices=("pages", "check", "output", "changes"))
+    parser.add_argument("what", choices=("pages", "check", "output", "desk", "changes"))
     parser.add_argument("files", nargs="*", type=Path)
     parser.add_argument("--check", action="store_true", help="changes: only look whether they can be used")
     options = parser.parse_args()
     if options.what == "changes":
         text = changes.notes(changes.fragments())
         print("" if options.check else text, end="")
+    elif options.what == "desk":
+        for folder in options.files or [Path("desk")]:
+            blocks.desk(folder)
+            print(f"{folder}: the files that the pages name")
     elif options.what == "output":
         update_output([path.resolve() for path in options.files] or blocks.pages())
     else:

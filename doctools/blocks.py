@@ -139,7 +139,11 @@ def environment() -> dict[str, str]:
 
 
 def desk(folder: Path) -> None:
-    """Lay out what the pages' commands find: the repository's traces and pairs, and a user's own file names."""
+    """Lay out what the pages' commands find: the repository's traces and pairs, and a user's own file names.
+
+    What is there already stays. Readers get the same folder with ``make desk``.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
     names = {
         "traces": "traces",
         "pairs": "pairs",
@@ -151,7 +155,8 @@ def desk(folder: Path) -> None:
         "draft": "pairs/tiny-kimi/draft",
     }
     for name, source in names.items():
-        (folder / name).symlink_to(ROOT / source)
+        if not (folder / name).is_symlink():
+            (folder / name).symlink_to(ROOT / source)
 
 
 def run_command(command: str, folder: Path, timeout: float = 300.0) -> tuple[int, list[str]]:

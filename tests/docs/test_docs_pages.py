@@ -71,6 +71,27 @@ def test_data_can_be_read(block: blocks.Block) -> None:
     assert json.loads(text) if block.language == "json" else yaml.safe_load(text)
 
 
+def test_a_page_says_where_its_files_are() -> None:
+    """trace.h5, data_0.pt, target and draft were in a folder that the tests made, and nobody who typed the commands had."""
+    named = re.compile(r"(?<![\w./-])(?:trace\.h5|fixed\.h5|data_0\.pt|target|draft)(?![\w./-])")
+    found = 0
+    for page in (ROOT / "docs/tutorial.md", *sorted((ROOT / "docs/how-to").glob("*.md"))):
+        if any(named.search(step.command) for block in CONSOLE if block.page == page for step in block.steps):
+            found += 1
+            assert "`make desk && cd desk`" in page.read_text(), page.name
+    assert found >= 6
+    assert "\ndesk:" in (ROOT / "Makefile").read_text()
+
+
+def test_the_desk_can_be_laid_twice(tmp_path: Path) -> None:
+    for _ in range(2):
+        subprocess.run([sys.executable, "-m", "doctools", "desk", tmp_path / "desk"], cwd=ROOT, check=True)
+    assert {"trace.h5", "fixed.h5", "data_0.pt", "target", "draft"} <= {
+        p.name for p in (tmp_path / "desk").iterdir()
+    }
+    assert all(path.exists() for path in (tmp_path / "desk").iterdir())
+
+
 def test_the_runner_sees_what_is_wrong(tmp_path: Path) -> None:
     """A block that fails, or prints something else, is found."""
     page = ROOT / "docs/none.md"

@@ -11,12 +11,11 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from drafttrace.hooks.host import Step
 from drafttrace.hooks.messages import receive, send
 from drafttrace.hooks.trace_file import TraceFile, Written
-from drafttrace.tracer.capture import Probe
 from drafttrace.tracer.row_hash import Hashes
 from drafttrace.tracer.trace import schema
 from drafttrace.tracer.trace.layout import TraceLayout
@@ -25,27 +24,6 @@ from drafttrace.tracer.trace.texts import pieces_of
 logger = logging.getLogger("drafttrace")
 
 _GOODBYE = 10.0  # seconds that a process may take to close its files
-
-
-class OpenFile(Protocol):
-    """A trace file that takes scheduler steps, here or in the writer process."""
-
-    @property
-    def written(self) -> Written: ...
-
-    def append(self, step: Step) -> None: ...
-
-    def append_rank(self, rank: int, rows: schema.Records, hashes: Hashes) -> None: ...
-
-    def finish(
-        self,
-        *,
-        reason: str | None,
-        tokens: Sequence[int],
-        prompt_length: int,
-        request: Mapping[str, Any],
-        probes: Sequence[Probe],
-    ) -> None: ...
 
 
 class WriterFailed(RuntimeError):
@@ -168,3 +146,7 @@ class FileApart:
         written = self._link.ask(verb, self._key, *arguments, of=self._process)
         if written is not None:
             self.written = written
+
+
+OpenFile = TraceFile | FileApart
+"""A trace file that takes scheduler steps, here or in the writer process."""

@@ -34,7 +34,6 @@ class Files:
             "append": lambda key, step: self._open[key].append(step),
             "append_rank": lambda key, *rows: self._open[key].append_rank(*rows),
             "finish": lambda key, end: self._open.pop(key).finish(**end),
-            "close": lambda key: self._open.pop(key).close(),
         }
 
     def answer(self, verb: str, key: int, *arguments: Any) -> tuple[str | None, Any]:

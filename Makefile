@@ -28,9 +28,9 @@ test: .venv/.ready
 	tests/system_packages.sh
 	OMP_NUM_THREADS=1 $(PY) -m pytest -m "not faults_slow" -n $(WORKERS) --dist loadfile
 
-# No server, no environment to be built, nothing that takes seconds: the fast half of the unit tests, and the command line.
+# No server, no environment to be built, no process to be started, nothing that takes seconds: most of the unit tests.
 test-fast: .venv/.ready
-	OMP_NUM_THREADS=1 $(PY) -m pytest tests/unit tests/cli tests/docs -m "not slow and not packaging and not real" \
+	OMP_NUM_THREADS=1 $(PY) -m pytest tests/unit tests/docs -m "not slow and not packaging and not real" \
 	  -n $(WORKERS) --dist loadfile
 
 # The table of faults put into real dumps and servers: fault, expected id, found ids. With TABLE=FILE also as Markdown.

@@ -27,7 +27,14 @@ def real_model_page() -> str:
     log = [json.loads(line) for line in (SMOL / "draft/training.jsonl").read_text("utf-8").splitlines()]
     measured = json.loads((SMOL / "accept_length.json").read_text("utf-8"))
     demo = json.loads((SMOL / "demo_summary.json").read_text("utf-8"))
-    parts = {"training": _training(log), "demo": _demo(demo), "wirings": _wirings(measured), "epochs": _epochs(log)}
+    noise = json.loads((ROOT / "bench/noise.json").read_text("utf-8"))
+    parts = {
+        "training": _training(log),
+        "demo": _demo(demo),
+        "wirings": _wirings(measured),
+        "epochs": _epochs(log),
+        "noise": _noise(noise),
+    }
     return between(REAL_MODEL.read_text("utf-8"), parts)
 
 
@@ -69,6 +76,37 @@ def _demo(summary: Mapping[str, Any]) -> Iterator[str]:
                 ", ".join(f"`{name}`" for name in dict.fromkeys(summary[f"findings_{when}"])),
             )
             for words, when in (("as its trainer left it", "before"), ("with the printed remedy", "after"))
+        ],
+    )
+
+
+# Of a sweep that has a row for every boundary: one boundary of each tiny pair, and the slots and the last of the real one.
+_NOISE_AT = {"tiny-llama": (10,), "tiny-kimi": (29,), "smol": (16, 28, 30)}
+
+
+def _noise(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """What ``bench/noise.py --json bench/noise.json`` measured."""
+    at = {(one["pair"], one["boundary"]): one for one in found}
+    chosen = [at[pair, boundary] for pair, boundaries in _NOISE_AT.items() for boundary in boundaries]
+    yield from table(
+        "pair",
+        "boundary",
+        "SGLang against transformers",
+        "bf16 against float32",
+        "next boundary",
+        "its cosine",
+        "norm of row 0 over the median",
+        rows=[
+            (
+                one["pair"],
+                f"B{one['boundary']}",
+                f"{one['served']:.3f}",
+                f"{one['dtype']:.3f}",
+                f"{one['next_boundary']:.2f}",
+                f"{one['next_cosine']:.3f}",
+                f"{one['row0']:.0f}",
+            )
+            for one in chosen
         ],
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,12 +67,30 @@ def readme() -> str:
     return between(
         text,
         {
+            "demo": _demo(),
             "findings": _named(),
             "formats": _read(),
             "commands": _commands(),
             "versions": _versions(),
             "cost": _cost(),
         },
+    )
+
+
+def _demo() -> Iterator[str]:
+    """What ``make demo`` wrote into its ``summary.json``, for the tiny pair and for the real model."""
+    tiny, smol = (
+        json.loads((ROOT / f"pairs/{pair}/demo_summary.json").read_text("utf-8")) for pair in ("tiny-kimi", "smol")
+    )
+
+    def lengths(summary: Mapping[str, Any]) -> str:
+        return f"{summary['accept_length_before']:.2f} to {summary['accept_length_after']:.2f}"
+
+    found = " and ".join(f"`{name}`" for name in tiny["findings_before"][:2])
+    yield (
+        f"On a clean clone it named {found}, and the printed line took the accept length from {lengths(tiny)} on the same "
+        f"{tiny['prompts']} prompts, in a few minutes on two cores once the environment is built. `make demo PAIR=smol` tells it on a "
+        f"real language model, SmolLM2-135M: {lengths(smol)} ([what that showed](docs/explanation/real-model.md))."
     )
 
 

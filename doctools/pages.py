@@ -140,10 +140,17 @@ def formats() -> Iterator[str]:
     yield (
         "Of an EAGLE server's passes (`FOLDER/target`, `FOLDER/draft`) the target's are read, of one tensor-parallel "
         "rank; the stages of a pipeline are joined. A pass names the boundaries of the layers that it holds, and no "
-        "other: with `--debug-tensor-dump-layers` the last one has a number where the number of layers is known "
-        "(`--target DIR`, or the other side of `diff`). There, and where all layers are dumped, the slots are the "
-        "default B{2, n//2, n-3} if the pass holds these; else name them with `--layer-ids`. `inspect` shows which "
-        "boundaries are there."
+        "other: the last one, before the final norm, has a number where the numbers of the pass prove which layer is the "
+        "last (its stream and what its MLP adds are what the norm takes in), or where the number of layers is told "
+        "(`--target DIR`, or the other side of `diff`). With some of the layers, with experts, and on one of several "
+        "ranks nothing proves it. Where it is known, the slots are the default B{2, n//2, n-3} if the pass holds these; "
+        "else name them with `--layer-ids`. `inspect` shows which boundaries are there, and which process of the run is "
+        "missing."
+    )
+    yield ""
+    yield (
+        "Of a folder with files of several kinds, those of one dump are its samples; `inspect`, `diff` and `convert` name "
+        "the files that are left out."
     )
     yield ""
     yield (

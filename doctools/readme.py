@@ -90,7 +90,8 @@ def _demo() -> Iterator[str]:
     yield (
         f"On a clean clone it named {found}, and the printed line took the accept length from {lengths(tiny)} on the same "
         f"{tiny['prompts']} prompts, in a few minutes on two cores once the environment is built. `make demo PAIR=smol` "
-        f"tells it on a real language model, SmolLM2-135M: {lengths(smol)} ([what that showed](docs/explanation/real-model.md))."
+        f"tells it on a real language model, SmolLM2-135M: {lengths(smol)} "
+        "([what that showed](docs/explanation/real-model.md))."
     )
 
 

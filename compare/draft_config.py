@@ -38,6 +38,10 @@ _MODELOPT_KEYS = {
 }
 
 
+class MissingSize(UnreadableFile):
+    """A draft's config has none of a number without which no draft can be built."""
+
+
 _MOST = 2**40
 """No size or count of a model is larger; whatever is comes from a damaged file."""
 MOST_LAYERS = 10_000
@@ -146,10 +150,7 @@ def read_draft_config(folder: Path) -> DraftConfig:
 
 def parse_draft_config(raw: Mapping[str, Any], path: Path) -> DraftConfig:
     """See :func:`read_draft_config`. Raises UnreadableFile where a needed number is missing or is none."""
-    layer = raw.get("transformer_layer_config")
-    flat = {**layer, **{k: v for k, v in raw.items() if v is not None}} if isinstance(layer, dict) else dict(raw)
-    if isinstance(layer, dict):  # speculators: the layer's class is no draft's class, the top level's is
-        flat["architectures"] = raw.get("architectures")
+    flat = flat_config(raw)
     eagle = raw.get("eagle_config")
     nested = eagle if isinstance(eagle, dict) else {}
     hidden = _count(flat, "hidden_size", path)
@@ -197,6 +198,16 @@ def parse_draft_config(raw: Mapping[str, Any], path: Path) -> DraftConfig:
         windows=_windows(flat, path),
         other_ids=tuple(found[1:]),
     )
+
+
+def flat_config(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a draft's config with the layer's own config, where it is apart, brought to the top."""
+    layer = raw.get("transformer_layer_config")
+    if not isinstance(layer, dict):
+        return dict(raw)
+    flat = {**layer, **{k: v for k, v in raw.items() if v is not None}}
+    flat["architectures"] = raw.get("architectures")  # the layer's class is no draft's class, the top level's is
+    return flat
 
 
 def _project(raw: Mapping[str, Any], nested: Mapping[str, Any]) -> str:
@@ -308,7 +319,7 @@ def _layers(flat: Mapping[str, Any], path: Path) -> int:
 def _count(flat: Mapping[str, Any], key: str, path: Path) -> int:
     value = _positive(flat, key, path)
     if value is None:
-        raise UnreadableFile(f"{path} has no '{key}', so it is no draft's config; give the draft's folder.")
+        raise MissingSize(f"{path} has no '{key}', so it is no draft's config; give the draft's folder.")
     return value
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from drafttrace.compare.audit.conventions import Convention, sglang, sglang_read
 from drafttrace.compare.audit.evidence_checks import IS_EMBEDDING, disputed_slots, dump_findings, dump_wiring
 from drafttrace.compare.audit.fix import planned_changes
 from drafttrace.compare.audit.foreign_dumps import is_foreign
+from drafttrace.compare.audit.lost_sizes import read_draft
 from drafttrace.compare.audit.odd_id_checks import whole_ids
+from drafttrace.compare.audit.refusal_checks import ask_where_unusual
 from drafttrace.compare.audit.result import CheckResult, ReadingRow
 from drafttrace.compare.audit.roles import refuse_draft_as_target, refuse_no_draft
 from drafttrace.compare.audit.server_checks import live_algorithm, refuse_other_model, server_findings, server_notes
@@ -22,7 +25,7 @@ from drafttrace.compare.audit.target_config import TargetConfig, read_target_con
 from drafttrace.compare.audit.vocab_checks import decoded_samples, vocabulary_findings, vocabulary_map
 from drafttrace.compare.audit.weight_checks import tensor_reports, weight_findings
 from drafttrace.compare.audit.wiring_checks import wiring_findings
-from drafttrace.compare.draft_config import DraftConfig, read_draft_config
+from drafttrace.compare.draft_config import DraftConfig
 from drafttrace.compare.draft_weights import DraftWeights, draft_weights
 from drafttrace.compare.result import Finding
 from drafttrace.tracer.boundary import check_wiring, wiring_name
@@ -62,6 +65,8 @@ def check(
         )
     dumps = [dump] if isinstance(dump, Capture) else list(dump or ())
     subject, notes, hows = gather(target_dir, draft_dir, dumps, url_health, sglang_version, trained, algorithm)
+    if sglang_version is None and url_health is None:  # else the release may be another one than is installed
+        subject = replace(subject, loads=ask_where_unusual(subject))
     reports = tensor_reports(subject, hash_weights)
     vocabulary = vocabulary_map(subject)
     findings = [*wiring_findings(subject), *config_findings(subject)]
@@ -118,7 +123,7 @@ def gather(
     ]
     target = read_target_config(target_dir)
     refuse_draft_as_target(target, draft_dir)
-    draft = whole_ids(read_draft_config(draft_dir))
+    draft = whole_ids(read_draft(draft_dir))
     weights = draft_weights(open_checkpoint(draft_dir))
     refuse_no_draft(draft, weights)
     if health is not None:

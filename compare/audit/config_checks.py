@@ -8,7 +8,8 @@ from typing import Any
 from drafttrace.compare.audit.forward_checks import forward_findings
 from drafttrace.compare.audit.loading_checks import loading_findings
 from drafttrace.compare.audit.mla_checks import MLA_CLASS, PLAIN_CLASS
-from drafttrace.compare.audit.said_in_vain import garbled_rope, odd_flags, unused_window
+from drafttrace.compare.audit.refusal_checks import refusal_findings, refused_keys
+from drafttrace.compare.audit.said_in_vain import garbled_rope, odd_flags, odd_layer_types, unused_window
 from drafttrace.compare.audit.sglang_rules import honoured
 from drafttrace.compare.audit.subject import Subject, fault, note
 from drafttrace.compare.audit.tokenizer_checks import tokenizer_findings
@@ -29,6 +30,12 @@ _ROPE_NEEDS = {
 
 def config_findings(subject: Subject) -> Iterator[Finding]:
     """Every fault and hint that needs no tensor."""
+    found = list(_by_the_files(subject))
+    yield from found
+    yield from refusal_findings(subject, found)
+
+
+def _by_the_files(subject: Subject) -> Iterator[Finding]:
     yield from _class(subject)
     yield from loading_findings(subject)
     yield from _fc(subject)
@@ -263,6 +270,8 @@ def _positions(subject: Subject) -> Iterator[Finding]:
             {"window": draft.window},
         )
     yield from unused_window(draft)
+    if "layer_types" not in refused_keys(subject):
+        yield from odd_layer_types(draft)
 
 
 def _windowed(draft: DraftConfig) -> str:

@@ -14,6 +14,8 @@ from drafttrace.compare.audit.config_checks import EAGLE3_CLASSES
 from drafttrace.compare.audit.loading_checks import loading_changes
 from drafttrace.compare.audit.mla_checks import MLA_CLASS, PLAIN_CLASS, other_attention
 from drafttrace.compare.audit.odd_id_checks import writable_ids
+from drafttrace.compare.audit.refusal_checks import refusal_changes
+from drafttrace.compare.audit.shape_remedies import shapes_of
 from drafttrace.compare.audit.subject import Subject
 from drafttrace.compare.draft_config import NESTED, SPECULATORS
 from drafttrace.compare.draft_weights import matrix_shape
@@ -30,7 +32,7 @@ def planned_changes(subject: Subject) -> dict[str, Any]:
 
     Only what follows from weights and a known training wiring: a guess is never written.
     """
-    changes = loading_changes(subject)
+    changes = refusal_changes(subject) | loading_changes(subject)
     draft, wanted = subject.draft, None if subject.disputed else subject.trained
     if subject.trained is None and draft.project == SPECULATORS and draft.layer_ids is not None:
         wanted = subject.readings[0].wiring
@@ -60,6 +62,7 @@ def planned_changes(subject: Subject) -> dict[str, Any]:
     )
     if head is not None and whole and draft.draft_vocab_size != head[0] and head[0] <= draft.vocab_size:
         changes["draft_vocab_size"] = head[0]
+    changes |= shapes_of(subject).lost()
     slots = subject.fc_slots
     if slots is not None and draft.num_aux is not None and draft.num_aux != slots:
         changes["num_aux_hidden_states"] = slots

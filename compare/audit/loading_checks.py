@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from drafttrace.compare.audit.asking_sglang import DRAFT
 from drafttrace.compare.audit.mla_checks import MLA_CLASS, PLAIN_CLASS
 from drafttrace.compare.audit.model_types import knows
 from drafttrace.compare.audit.subject import Subject, fault, note
@@ -34,7 +35,7 @@ _READ = (
     "use_sliding_window", "max_window_layers", "layer_types", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim",
     "qk_rope_head_dim", "v_head_dim",
 )  # fmt: skip
-_DEFAULTS: dict[str, Any] = {
+NULL_DEFAULTS: dict[str, Any] = {
     "attention_bias": False, "initializer_range": 0.02, "max_position_embeddings": 2048,
     "mlp_bias": False, "partial_rotary_factor": 1.0, "rms_norm_eps": 1e-6, "rope_is_neox_style": True,
     "tie_word_embeddings": False, "use_cache": True,
@@ -57,8 +58,10 @@ def unread(draft: DraftConfig) -> dict[str, Any]:
 def loading_findings(subject: Subject) -> Iterator[Finding]:
     """Everything for which the server stops at the config, or builds another model than the file describes."""
     yield from _unread_layout(subject)
-    yield from _model_type(subject)
-    yield from _nulls(subject)
+    loads = subject.loads is not None and subject.loads.refusals[DRAFT] is None  # by SGLang itself, here
+    if not loads:
+        yield from _model_type(subject)
+    yield from _nulls(subject, loads)
     yield from _no_pruned_size(subject)
 
 
@@ -68,8 +71,8 @@ def loading_changes(subject: Subject) -> dict[str, Any]:
     changes = unread(draft)
     kind = draft.flat.get("model_type")
     if not isinstance(kind, str) or knows(kind) is False:
-        changes["model_type"] = _usual_type(draft)
-    changes |= {key: value for key, value in _DEFAULTS.items() if key in _null_keys(draft)}
+        changes["model_type"] = usual_type(draft)
+    changes |= {key: value for key, value in NULL_DEFAULTS.items() if key in _null_keys(draft)}
     if _null_target_size(draft):
         changes["target_hidden_size"] = draft.slot_width
     if _lacks_pruned_size(draft) and matrix_shape(subject.draft_weights, "lm_head.weight") is None:
@@ -105,7 +108,7 @@ def _unread_layout(subject: Subject) -> Iterator[Finding]:
 def _model_type(subject: Subject) -> Iterator[Finding]:
     draft = subject.draft
     kind = draft.flat.get("model_type")
-    line = f'"model_type": "{_usual_type(draft)}"'
+    line = f'"model_type": "{usual_type(draft)}"'
     if not isinstance(kind, str):
         stands = (
             "has no model_type" if kind is None else f"has the model_type {short_value(kind)}, which is no text"
@@ -133,14 +136,15 @@ def _model_type(subject: Subject) -> Iterator[Finding]:
     )
 
 
-def _usual_type(draft: DraftConfig) -> str:
+def usual_type(draft: DraftConfig) -> str:
+    """The model_type that drafts of this class are written with."""
     return "kimi_k2" if draft.architecture == MLA_CLASS or draft.mla is not None else "llama"
 
 
 def _null_keys(draft: DraftConfig) -> tuple[str, ...]:
     """Keys that are null at the top level (or in a nested layer config that would be copied there)."""
     lost = unread(draft)
-    return tuple(key for key in _DEFAULTS if key in draft.raw and draft.raw[key] is None and key not in lost)
+    return tuple(key for key in NULL_DEFAULTS if key in draft.raw and draft.raw[key] is None and key not in lost)
 
 
 def _null_target_size(draft: DraftConfig) -> bool:
@@ -149,7 +153,7 @@ def _null_target_size(draft: DraftConfig) -> bool:
     return "target_hidden_size" in raw and raw["target_hidden_size"] is None and draft.architecture != MLA_CLASS
 
 
-def _nulls(subject: Subject) -> Iterator[Finding]:
+def _nulls(subject: Subject, loads: bool) -> Iterator[Finding]:
     draft = subject.draft
     if _null_target_size(draft):
         yield fault(
@@ -161,8 +165,10 @@ def _nulls(subject: Subject) -> Iterator[Finding]:
             {"field": "target_hidden_size"},
         )
     for key in _null_keys(draft):
+        if loads and key not in _AT_NULL:
+            continue
         effect = _AT_NULL.get(key, "the config class of transformers 5 refuses null there, so the server stops")
-        value = _DEFAULTS[key]
+        value = NULL_DEFAULTS[key]
         yield fault(
             "rope-mismatch" if key in _AT_NULL else "fc-not-called",
             0.9,

@@ -16,6 +16,32 @@ COMMON = frozenset(
 """Types of public drafts and their targets, for where no transformers is installed."""
 
 
+PLAIN_TYPES = frozenset(
+    {"deepseek_v3", "gpt_oss", "kimi_k2", "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"}
+)
+"""Types whose class takes what it is given, by fields that the tables have, and is no wrapper around others."""
+WRAPPED_TYPES = frozenset({"kimi_k25", "kimi_vl"})
+"""Types whose language model is an object of its own in the config."""
+
+
+NOT_FLAT = frozenset({"inkling_mm_model", "kimi_k25", "kimi_k3", "minicpmv4_6", "minicpmv4_7"})
+"""Types of SGLang whose class refuses the sizes of a draft at the top level."""
+SIZED_BY_A_PART = frozenset(
+    {
+        "NemotronH_Nano_Omni_Reasoning_V3", "NemotronH_Nano_VL_V2", "aria", "aya_vision", "bailing_moe_v3_vl",
+        "bailingmm_moe_v2_lite", "cohere2_vision", "cosmos3_edge", "cosmos3_omni", "deepseek-ocr", "deepseek_ocr2",
+        "deepseek_vl", "deepseek_vl_hybrid", "deepseek_vl_v2", "emu3", "exaone4_5", "fast_vlm", "gemma3", "gemma3n",
+        "gemma4", "gemma4_unified", "glm46v", "glmga", "got_ocr2", "granite4_vision", "idefics2", "idefics3",
+        "intern_s2_preview", "interns2_mobius", "internvl", "internvl_chat", "janus", "kimi_vl", "lfm2_vl", "llama4",
+        "llava", "llava_next", "llava_next_video", "llava_onevision", "locateanything", "mistral3", "mllama",
+        "multi_modality", "nemotron_h_omni", "ovis2", "paligemma", "perception_lm", "qianfan_ocr", "qwen2_5_omni",
+        "qwen2_audio", "qwen3_5", "qwen3_5_moe", "qwen3_omni_moe", "qwen3_vl", "qwen3_vl_moe", "shieldgemma2", "smolvlm",
+        "step3_vl", "step3p7", "voxtral",
+    }
+)  # fmt: skip
+"""Types that keep the sizes of their language model in a part: without it SGLang builds with the defaults of that part."""
+
+
 def knows(model_type: str) -> bool | None:
     """Whether a server here finds a config class for ``model_type``; None where nothing is installed that would tell."""
     if model_type in COMMON:
@@ -25,8 +51,17 @@ def knows(model_type: str) -> bool | None:
         return None
     if model_type in _mapped(listed):
         return True
-    configs = _folder("sglang", "srt/configs")
-    return configs is not None and model_type in _own(configs)
+    sources = _folder("sglang", "srt")
+    return sources is not None and model_type in _own(sources)
+
+
+def refused_in_a_draft(model_type: object) -> list[tuple[str, str, str]]:
+    """What is wrong with a type whose class has no place for a draft's sizes: key, what is wrong, what to write."""
+    if not isinstance(model_type, str) or model_type not in NOT_FLAT:
+        return []
+    usual = "kimi_k2" if "kimi" in model_type else "llama"
+    wrong = f"'{model_type}', whose config class has no place for a draft's sizes at the top level"
+    return [("model_type", wrong, f'"model_type": "{usual}"')]
 
 
 def _folder(package: str, inside: str) -> Path | None:
@@ -46,11 +81,30 @@ def _mapped(folder: Path) -> frozenset[str]:
     )
 
 
+_REGISTRY = "_CONFIG_REGISTRY"
+_REGISTRARS = ("utils/hf_transformers/common.py", "utils/hf_transformers_utils.py", "hf_transformers_utils.py")
+
+
 @functools.cache
-def _own(folder: Path) -> frozenset[str]:
-    """The types of the config classes that SGLang brings itself."""
-    return frozenset(
-        kind
-        for path in sorted(folder.glob("*.py"))
-        for kind in re.findall(r'^\s+model_type\b[^=\n]*=\s*"([\w.-]+)"', path.read_text("utf-8"), re.MULTILINE)
-    )
+def _own(sources: Path) -> frozenset[str]:
+    """The types of the config classes that SGLang brings itself and registers; those of parts of models it does not."""
+    texts = [(sources / name).read_text("utf-8") for name in _REGISTRARS if (sources / name).is_file()]
+    registered = next((text.partition(_REGISTRY)[2] for text in texts if _REGISTRY in text), None)
+    found: set[str] = set()
+    for path in sorted((sources / "configs").glob("*.py")):
+        name, listed = "", registered
+        text = path.read_text("utf-8")
+        if registered is not None:
+            listed = registered + "".join(
+                re.findall(r"^\w+_CONFIG_CLASSES = \(.*?^\)", text, re.MULTILINE | re.DOTALL)
+            )
+        for line in text.splitlines():
+            if opened := re.match(r"class (\w+)", line):
+                name = opened.group(1)
+            kind = re.match(r'    model_type\b[^=]*=\s*"([\w.-]+)"', line)
+            if kind and name and (listed is None or re.search(rf"\b{name}\b", listed)):
+                found.add(kind.group(1))
+    if registered is not None:
+        found |= set(re.findall(rf'{_REGISTRY}\["([\w.-]+)"\]', registered))
+        found |= set(re.findall(r'^\s+model_type\s*=\s*"([\w.-]+)"', registered, re.MULTILINE))
+    return frozenset(found)

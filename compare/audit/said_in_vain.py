@@ -25,8 +25,13 @@ _SIZES = {"factor", "low_freq_factor", "high_freq_factor", "original_max_positio
 
 def garbled_rope(draft: DraftConfig) -> str | None:
     """What of ``rope_scaling`` or ``rope_parameters`` no rope scaling can be read from, in words; None where one can."""
+    return garbled_fields(draft.flat)
+
+
+def garbled_fields(config: Mapping[str, Any]) -> str | None:
+    """:func:`garbled_rope` of any config."""
     for name in _ROPE_FIELDS:
-        value = draft.flat.get(name)
+        value = config.get(name)
         if value is None:
             continue
         if not isinstance(value, Mapping):
@@ -69,10 +74,8 @@ _KINDS = ("full_attention", "sliding_attention", "chunked_attention", "linear_at
 
 
 def unused_window(draft: DraftConfig) -> Iterator[Finding]:
-    """A window's size that nothing in the config switches on or off, and layer types that are none: readers drop both
-    without a word."""
+    """A window's size that nothing in the config switches on or off: readers drop it without a word."""
     size, kinds = draft.flat.get("sliding_window"), draft.flat.get("layer_types")
-    yield from _odd_kinds(draft, kinds)
     decided = isinstance(kinds, list) or "use_sliding_window" in draft.flat
     if not size or draft.window is not None or decided:
         return
@@ -89,8 +92,9 @@ def unused_window(draft: DraftConfig) -> Iterator[Finding]:
     )
 
 
-def _odd_kinds(draft: DraftConfig, kinds: object) -> Iterator[Finding]:
-    """A ``layer_types`` that does not name a kind of attention for each layer."""
+def odd_layer_types(draft: DraftConfig) -> Iterator[Finding]:
+    """A ``layer_types`` that does not name a kind of attention for each layer: what it leaves open is read as full."""
+    kinds = draft.flat.get("layer_types")
     if kinds is None:
         return
     odd = [kind for kind in kinds if kind not in _KINDS] if isinstance(kinds, list) else [kinds]

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from drafttrace.compare.audit.mla_checks import as_served
+from drafttrace.compare.audit.attention_sizes import Sizes, attention_sizes, nearest
+from drafttrace.compare.audit.mla_checks import ATTENTION, as_served
+from drafttrace.compare.audit.subject import Subject
 from drafttrace.compare.draft_config import DraftConfig, parse_draft_config
 from drafttrace.compare.draft_weights import DraftWeights, expected_shapes, slots_of_fc, split_fused
 from drafttrace.tracer.errors import UnreadableFile
@@ -50,7 +52,8 @@ class Shapes:
     weights: DraftWeights
     slots: int
     _wrong: dict[str, tuple[Shape, Shape]] | None = field(default=None, repr=False)
-    _tried: dict[tuple[str, int], dict[str, Shape] | None] = field(default_factory=dict, repr=False)
+    _tried: dict[tuple[tuple[str, int], ...], dict[str, Shape] | None] = field(default_factory=dict, repr=False)
+    _together: list[Sizes] | None = field(default=None, repr=False)
 
     def wrong(self) -> dict[str, tuple[Shape, Shape]]:
         """Stored and asked-for shape of every tensor in which they differ."""
@@ -94,7 +97,7 @@ class Shapes:
         before = self.wrong()
         found: dict[str, tuple[int, int, int]] = {}
         for key, value in dict.fromkeys(self._candidates(before[name], places)):
-            after = self._with(key, value)
+            after = self._with({key: value})
             if after is None:
                 continue
             left = self._differing(after)
@@ -121,22 +124,71 @@ class Shapes:
                     if type(today) is int and (stored[axis] - asked[axis]) % unit == 0:
                         yield key, today + (stored[axis] - asked[axis]) // unit
 
-    def _with(self, key: str, value: int) -> dict[str, Shape] | None:
-        """The shapes asked for with one number of the config set otherwise; None where that is no config."""
-        if (key, value) not in self._tried:
+    def together(self) -> list[Sizes]:
+        """Sets of lines each of which makes the whole attention fit, where no single number of the config does.
+
+        Sizes that the config does not give at all may leave one tensor that differs: that one is a bad export. Empty where
+        nothing of the attention differs, where one number is enough, and where the tensors contradict each other.
+        """
+        if self._together is None:
+            self._together = self._solved()
+        return self._together
+
+    def _solved(self) -> list[Sizes]:
+        wrong = [name for name in self.wrong() if ATTENTION in name]
+        if not wrong or self.config.layers > _MOST_LAYERS:
+            return []
+        single = [set(self.blamed(name).items()) for name in wrong]
+        if set.intersection(*single):
+            return []
+        sets = [lines for lines in self._nearest() if len(lines) > 1]
+        whole = [lines for lines in sets if self.left(lines) == {}]
+        if whole:
+            return whole
+        lost = [lines for lines in sets if all(self.config.flat.get(key) is None for key in lines)]
+        return [lines for lines in lost if (left := self.left(lines)) is not None and len(left) == 1 < len(wrong)]
+
+    def lost(self) -> Sizes:
+        """Sizes of the attention that the config does not give and its tensors leave no choice about; empty where they do,
+        and where what the config does give would have to change, too."""
+        if not any(ATTENTION in name for name in self.wrong()):
+            return {}
+        sets = [lines for lines in self._nearest() if self.left(lines) == {}]
+        return sets[0] if len(sets) == 1 and all(self.config.flat.get(key) is None for key in sets[0]) else {}
+
+    def _nearest(self) -> list[Sizes]:
+        return nearest(attention_sizes(self.weights), self.config.flat, self.config.hidden_size)
+
+    def left(self, lines: Sizes) -> dict[str, tuple[Shape, Shape]] | None:
+        """Stored and asked-for shape of what of the attention differs with these lines; None where they make no config."""
+        after = self._with(lines)
+        if after is None:
+            return None
+        return {name: pair for name, pair in self._differing(after).items() if ATTENTION in name}
+
+    def _with(self, changes: Mapping[str, int]) -> dict[str, Shape] | None:
+        """The shapes asked for with numbers of the config set otherwise; None where that is no config."""
+        tried = tuple(sorted(changes.items()))
+        if tried not in self._tried:
             asked = None
-            if value > 0:
+            if all(value > 0 for value in changes.values()):
                 try:
-                    changed = as_served(parse_draft_config({**self.config.raw, key: value}, self.config.path))
+                    changed = as_served(parse_draft_config({**self.config.raw, **changes}, self.config.path))
                     asked = shapes_asked(changed, self.weights, self.slots)
                 except (UnreadableFile, ArithmeticError):
                     asked = None
-            self._tried[key, value] = asked
-        return self._tried[key, value]
+            self._tried[tried] = asked
+        return self._tried[tried]
 
     def _differing(self, asked: Mapping[str, Shape]) -> dict[str, tuple[Shape, Shape]]:
         stored = {name: self.weights.info(name).shape for name in asked}
         return {name: (stored[name], shape) for name, shape in asked.items() if stored[name] != shape}
+
+
+def shapes_of(subject: Subject) -> Shapes:
+    """The shapes of the draft that is audited, as the class that it names reads its config."""
+    slots = len(subject.served.wiring or ()) or 3
+    return Shapes(as_served(subject.draft), subject.draft_weights, slots)
 
 
 def _axis(axis: int, rank: int) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from drafttrace.compare.audit.asking_sglang import Loads
 from drafttrace.compare.audit.conventions import Convention, SglangReader
 from drafttrace.compare.audit.target_config import TargetConfig
 from drafttrace.compare.draft_config import DraftConfig
@@ -36,6 +37,7 @@ class Subject:
     algorithm: str | None
     by_value: tuple[int, ...] | None = None
     disputed: bool = False
+    loads: Loads | None = None
 
     @property
     def served(self) -> Convention:

@@ -14,7 +14,7 @@ from drafttrace.tracer.checkpoint import read_json
 from drafttrace.tracer.errors import UnreadableFile
 
 _MOST = 2**40
-_TEXT_KEYS = ("text_config", "llm_config", "language_config")
+TEXT_KEYS = ("text_config", "llm_config", "language_config")
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def read_target_config(folder: Path) -> TargetConfig:
 
 def parse_target_config(raw: Mapping[str, Any], path: Path) -> TargetConfig:
     """See :func:`read_target_config`."""
-    text = next((raw[key] for key in _TEXT_KEYS if isinstance(raw.get(key), dict)), raw)
+    text = next((raw[key] for key in TEXT_KEYS if isinstance(raw.get(key), dict)), raw)
     names = raw.get("architectures")
     hidden = _count(text, ("hidden_size", "n_embd"), path)
     parameters = text.get("rope_parameters")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from drafttrace.compare.audit.attention_sizes import alternatives
 from drafttrace.compare.audit.layer_checks import layer_findings, layer_of, layers_that_differ
 from drafttrace.compare.audit.mla_checks import (
     ATTENTION,
@@ -18,7 +19,7 @@ from drafttrace.compare.audit.mla_checks import (
     refused,
 )
 from drafttrace.compare.audit.sglang_rules import honoured
-from drafttrace.compare.audit.shape_remedies import D2T, Shapes
+from drafttrace.compare.audit.shape_remedies import D2T, Shapes, shapes_of
 from drafttrace.compare.audit.shape_remedies import HEAD as HEAD_WEIGHT
 from drafttrace.compare.audit.subject import Subject, fault, note
 from drafttrace.compare.draft_weights import VOCABULARY_MAPS, expected_shapes, matrix_shape, split_fused
@@ -105,10 +106,6 @@ def _state(values: Floats) -> str:
     return "alive"
 
 
-def _shapes(subject: Subject) -> Shapes:
-    return Shapes(as_served(subject.draft), subject.draft_weights, len(subject.served.wiring or ()) or 3)
-
-
 def _missing_and_wrong(subject: Subject) -> Iterator[Finding]:
     have = {part for name in subject.draft_weights.names for part in split_fused(name)}
     slots = subject.fc_slots or len(subject.served.wiring or ()) or 3
@@ -127,7 +124,7 @@ def _missing_and_wrong(subject: Subject) -> Iterator[Finding]:
                 f"{_files(subject)}.",
                 {"tensor": name, "shape": list(shape)},
             )
-    shapes = _shapes(subject)
+    shapes = shapes_of(subject)
     differing = [name for name in shapes.wrong() if not (other and ATTENTION in name)]
     yield from _wrong_shapes(shapes, [name for name in differing if name not in (HEAD_WEIGHT, D2T)])
     for first, second in subject.draft_weights.clashes:
@@ -141,9 +138,14 @@ def _missing_and_wrong(subject: Subject) -> Iterator[Finding]:
 
 
 def _wrong_shapes(shapes: Shapes, names: Sequence[str]) -> Iterator[Finding]:
-    """Each tensor of another shape; those that the same number of the config puts right are one fault."""
+    """Each tensor of another shape; those that the same numbers of the config put right are one fault."""
     groups: dict[tuple[object, ...], list[str]] = {}
+    attention = [name for name in names if ATTENTION in name] if shapes.together() else []
+    if attention:
+        yield from _wrong_attention(shapes, attention)
     for name in names:
+        if name in attention:
+            continue
         groups.setdefault(tuple(shapes.blamed(name).items()) or (name,), []).append(name)
     for members in groups.values():
         first = members[0]
@@ -163,6 +165,38 @@ def _wrong_shapes(shapes: Shapes, names: Sequence[str]) -> Iterator[Finding]:
         )
 
 
+def _wrong_attention(shapes: Shapes, names: Sequence[str]) -> Iterator[Finding]:
+    """Attention tensors that several sizes together put right, and the one that then still differs."""
+    sets = shapes.together()
+    left = (shapes.left(sets[0]) or {}) if len(sets) == 1 else {}
+    right = [name for name in names if name not in left]
+    stored = [shapes.weights.info(name) for name in right]
+    found, asked = shapes.wrong()[right[0]]
+    config = f"the config of the run that wrote {stored[0].file.name}"
+    remedy = f"{alternatives(sets)}, all of them together, if {config} says so"
+    if len(sets) > 1:
+        remedy = f"Several sets of sizes fit the stored shapes, and only {config} tells which: {alternatives(sets)}"
+    several = f"{len(right)} tensors of the attention have other shapes than the config asks for, such as "
+    yield fault(
+        "weights-missing",
+        0.9,
+        f"{several}'{stored[0].name}' {list(found)} instead of {list(asked)}."
+        if len(right) > 1
+        else f"'{stored[0].name}' has the shape {list(found)}, the config asks for {list(asked)}.",
+        f"{remedy}; else export the draft again.",
+        {"tensors": [info.name for info in stored], "found": list(found), "expected": list(asked), "sets": sets},
+    )
+    for name, (has, wanted) in left.items():
+        info = shapes.weights.info(name)
+        yield fault(
+            "weights-missing",
+            0.9,
+            f"'{info.name}' has the shape {list(has)}, and the other tensors of the attention belong to {list(wanted)}.",
+            f"Export '{info.name}' again as {list(wanted)}.",
+            {"tensor": name, "file": info.file.name, "found": list(has), "expected": list(wanted)},
+        )
+
+
 def _wrong_shape(shapes: Shapes, name: str, sure: float) -> Finding:
     found, asked = shapes.wrong()[name]
     info = shapes.weights.info(name)
@@ -177,7 +211,7 @@ def _wrong_shape(shapes: Shapes, name: str, sure: float) -> Finding:
 
 def _head_and_embedding(subject: Subject) -> Iterator[Finding]:
     draft, head = subject.draft, matrix_shape(subject.draft_weights, HEAD_WEIGHT)
-    shapes = _shapes(subject)
+    shapes = shapes_of(subject)
     if head is None and HEAD_WEIGHT in subject.draft_weights:
         yield _wrong_shape(shapes, HEAD_WEIGHT, 0.95)
         return

@@ -215,7 +215,8 @@ def difference_findings(
             "slot-shift", f": slot i holds what belongs in slot i{reading.shift:+d}", tuple(range(len(served)))
         )
     if reading.permuted:
-        yield found("slot-permutation", ": the same slots in another order")
+        moved = tuple(i for i, (a, b) in enumerate(zip(served, wanted, strict=False)) if a != b)
+        yield found("slot-permutation", ": the same slots in another order", moved)
     late = tuple(i for i, d in enumerate(reading.offsets) if d is not None and abs(d) == 1)
     if (reading.offset or reading.moved) and late:
         word = "late" if (reading.offset or next(d for d in reading.offsets if d in (1, -1)) or 0) > 0 else "early"

@@ -205,7 +205,7 @@ def write_target(folder: Path, config: Mapping[str, Any] = LLAMA_TARGET, weights
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     if weights:
-        text = config.get("text_config", config)
+        text = config.get("text_config") or config
         save_file(target_tensors(text["hidden_size"], text["vocab_size"]), folder / "model.safetensors")
     return folder
 

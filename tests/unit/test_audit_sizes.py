@@ -1,0 +1,125 @@
+"""Sizes of a draft that are lost together: they are solved from all stored shapes at once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from audit_folders import (
+    HIDDEN,
+    draft_tensors,
+    mla,
+    mla_tensors,
+    specforge,
+    write_draft,
+    write_target,
+)
+
+from drafttrace.compare.audit.check import check
+from drafttrace.compare.audit.fix import fix
+from drafttrace.compare.audit.result import CheckResult
+from drafttrace.tracer.errors import UnreadableFile
+
+CANONICAL = [1, 15, 28]
+
+
+def without(config: dict[str, Any], *keys: str) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if key not in keys}
+
+
+def attention(heads: int, kv_heads: int, head_dim: int, fused: bool = False) -> dict[str, torch.Tensor]:
+    """A draft's tensors with another attention."""
+    at, query, key = "midlayer.self_attn.", heads * head_dim, kv_heads * head_dim
+    held = {name: t for name, t in draft_tensors().items() if ".self_attn." not in name}
+    parts = {"q_proj": query, "k_proj": key, "v_proj": key}
+    if fused:
+        parts = {"qkv_proj": query + 2 * key}
+    held |= {f"{at}{name}.weight": torch.rand(rows, 2 * HIDDEN) for name, rows in parts.items()}
+    return held | {f"{at}o_proj.weight": torch.rand(HIDDEN, query)}
+
+
+def audited(folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> CheckResult:
+    return check(
+        write_target(folder / "target"), write_draft(folder / "draft", config, tensors), sglang_version="0.5.23"
+    )
+
+
+LOST = ("num_key_value_heads", "head_dim")
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize(("kv_heads", "head_dim"), [(2, 8), (1, 8), (2, 2), (1, 16)])
+def test_two_attention_sizes_lost_at_once_are_solved_together(
+    kv_heads: int, head_dim: int, fused: bool, tmp_path: Path
+) -> None:
+    """Each tensor by itself was to be exported again, or num_key_value_heads came out for the head_dim that was lost."""
+    config = without(specforge(CANONICAL), *LOST)
+    result = audited(tmp_path, config, attention(4, kv_heads, head_dim, fused))
+    (found,) = result.faults
+    assert f'"num_key_value_heads": {kv_heads}, "head_dim": {head_dim}' in found.remedy, found.remedy
+    assert {key: result.fix[key] for key in LOST} == {"num_key_value_heads": kv_heads, "head_dim": head_dim}
+    fix(tmp_path / "draft", tmp_path / "fixed", result.fix)
+    mended = json.loads((tmp_path / "fixed/config.json").read_text())
+    again = audited(tmp_path / "again", mended, attention(4, kv_heads, head_dim, fused))
+    assert again.exit_code == 0, [f.summary for f in again.faults]
+
+
+def test_several_sets_of_sizes_that_fit_are_said(tmp_path: Path) -> None:
+    """Heads of another model, and nothing in the config that decides: no single set is advised, and none is written."""
+    config = specforge(CANONICAL, num_attention_heads=1, num_key_value_heads=3, head_dim=6)
+    result = audited(tmp_path, config, attention(4, 2, 8))
+    (found,) = result.faults
+    assert found.remedy.startswith("Several sets of sizes fit") and "; or " in found.remedy
+    assert '"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8' in found.remedy
+    assert len(found.evidence["sets"]) > 1 and not set(LOST) & set(result.fix)
+
+
+def test_of_two_lost_sizes_and_a_bad_export_each_is_told(tmp_path: Path) -> None:
+    """q_proj, o_proj and v_proj were to be exported again, as the config's defaults would have them."""
+    name = "midlayer.self_attn.v_proj.weight"
+    result = audited(
+        tmp_path, without(specforge(CANONICAL), *LOST), attention(4, 2, 8) | {name: torch.rand(12, 2 * HIDDEN)}
+    )
+    sizes, export = sorted(result.faults, key=lambda f: "sets" not in f.evidence)
+    assert '"num_key_value_heads": 2, "head_dim": 8' in sizes.remedy and name not in sizes.evidence["tensors"]
+    assert export.remedy == f"Export '{name}' again as [16, 32]." and not set(LOST) & set(result.fix)
+
+
+def test_a_bad_export_alone_blames_no_size(tmp_path: Path) -> None:
+    name = "midlayer.self_attn.v_proj.weight"
+    tensors = attention(4, 2, 8) | {name: torch.rand(12, 2 * HIDDEN)}
+    (found,) = audited(tmp_path, specforge(CANONICAL, num_key_value_heads=2, head_dim=8), tensors).faults
+    assert f"Export '{name}' again as [16, 32]" in found.remedy
+
+
+def test_two_latent_sizes_that_are_wrong_at_once_are_solved_together(tmp_path: Path) -> None:
+    config = mla(CANONICAL, model_type="kimi_k2", qk_nope_head_dim=2, v_head_dim=2)
+    result = audited(tmp_path, config, mla_tensors())
+    (found,) = result.faults
+    assert '"qk_nope_head_dim": 4, "v_head_dim": 4' in found.remedy
+
+
+def test_sizes_without_which_no_draft_can_be_built_are_read_off_the_weights(tmp_path: Path) -> None:
+    """ "it is no draft's config; give the draft's folder", for a draft's folder."""
+    config = without(specforge(CANONICAL), "num_attention_heads", "hidden_size", "intermediate_size")
+    with pytest.raises(UnreadableFile) as refused:
+        audited(tmp_path, config, attention(4, 2, 8))
+    said = str(refused.value)
+    assert "has no 'hidden_size' and no 'intermediate_size' and no 'num_attention_heads'" in said
+    assert '"hidden_size": 16, "intermediate_size": 24' in said
+    assert '"num_attention_heads": 4, "head_dim": 8' in said  # num_key_value_heads 2 stands there
+
+
+def test_latent_sizes_that_are_lost_are_read_off_the_weights(tmp_path: Path) -> None:
+    config = without(mla(CANONICAL, model_type="kimi_k2"), "qk_nope_head_dim", "v_head_dim")
+    with pytest.raises(UnreadableFile, match=r'"qk_nope_head_dim": 4, "v_head_dim": 4'):
+        audited(tmp_path, config, mla_tensors())
+
+
+def test_a_folder_without_a_draft_is_still_called_none(tmp_path: Path) -> None:
+    config = without(specforge(CANONICAL), "num_attention_heads")
+    with pytest.raises(UnreadableFile, match="no draft's config; give the draft's folder"):
+        audited(tmp_path, config, {"lm_head.weight": torch.rand(4, 4)})

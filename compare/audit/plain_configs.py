@@ -1,0 +1,112 @@
+"""Is there anything in a config that a loader might stop at? Where not, SGLang need not be asked, which takes seconds.
+
+What is plain was loaded by SGLang 0.5.23 (``tests/unit/test_audit_refusals.py`` holds this). Everything else is unusual,
+not wrong: a key is unusual by its value, where a number or a switch stands in the place of nothing that is known, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from drafttrace.compare.audit.config_fields import NO_NULL, USUAL_FIELDS, misfits
+from drafttrace.compare.audit.model_types import PLAIN_TYPES, WRAPPED_TYPES
+from drafttrace.compare.audit.said_in_vain import garbled_fields
+from drafttrace.compare.draft_config import DraftConfig
+
+_OBJECTS = frozenset(
+    {
+        "eagle_config", "quantization_config", "speculators_config", "generation_config", "task_specific_params",
+        "rope_scaling", "rope_parameters", "text_config", "vision_config",
+    }
+)  # fmt: skip
+"""Keys in which an object is nothing unusual; the parts of a model are looked at by themselves."""
+_TEXTS = frozenset(
+    {
+        "model_type", "torch_dtype", "dtype", "_name_or_path", "scoring_func", "speculators_model_type",
+        "speculators_version", "algorithm", "problem_type", "attn_implementation", "_attn_implementation", "verifier",
+    }
+)  # fmt: skip
+_NULLS = frozenset(
+    {
+        "rope_scaling", "rope_parameters", "draft_vocab_size", "unk_token_id", "quantization_config", "eagle_config",
+        "torch_dtype", "dtype", "layer_types", "norm_output",
+    }
+)  # fmt: skip
+_NOT_PLAIN = frozenset(
+    {
+        "auto_map", "text_config", "llm_config", "language_config", "thinker_config", "per_layer_config", "attn_config",
+        "transformer_layer_config", "compression_config", "dual_chunk_attention_config", "architecture",
+    }
+)  # fmt: skip
+"""Keys from which a loader takes the model, or parts of it, whatever else the file says."""
+_ROPES = frozenset({"default", "linear", "dynamic", "yarn", "llama3", "deepseek_yarn"})
+_LISTS = frozenset(
+    {
+        "architectures",
+        "eagle_aux_hidden_state_layer_ids",
+        "aux_hidden_state_layer_ids",
+        "target_layer_ids",
+        "mlp_only_layers",
+        "layer_types",
+    }
+)
+
+
+def unusual_draft(draft: DraftConfig) -> tuple[str, ...]:
+    """Keys of a draft's config that SGLang should be asked about."""
+    config = draft.raw
+    found = list(_unusual(config))
+    if str(config.get("model_type")) not in PLAIN_TYPES:
+        found.append("model_type")
+    if draft.rope.conflict is not None:
+        found.append("rope_scaling")
+    return tuple(dict.fromkeys(found))
+
+
+def unusual_target(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Keys of a target's config that SGLang should be asked about; those of its language model dotted."""
+    text, kind = config.get("text_config"), str(config.get("model_type"))
+    if isinstance(text, Mapping) and kind in WRAPPED_TYPES:
+        inner = [*_unusual(text), *(["model_type"] if str(text.get("model_type")) not in PLAIN_TYPES else [])]
+        outer = [key for key in _unusual(config) if key != "text_config"]
+        return tuple(dict.fromkeys([*outer, *(f"text_config.{key}" for key in inner)]))
+    return tuple(dict.fromkeys([*_unusual(config), *(["model_type"] if kind not in PLAIN_TYPES else [])]))
+
+
+def _unusual(config: Mapping[str, Any]) -> Iterator[str]:
+    for key, _, _ in misfits(config):
+        yield key
+    rope = {**_fields(config, "rope_scaling"), **_fields(config, "rope_parameters")}
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    if garbled_fields(config) is not None or (rope and str(kind) not in _ROPES):
+        yield "rope_scaling"
+    names = config.get("architectures")
+    if not (isinstance(names, list) and names):
+        yield "architectures"
+    for key, value in config.items():
+        if key in USUAL_FIELDS:
+            fits, null, _ = USUAL_FIELDS[key]
+            null = null and (key not in NO_NULL or config.get("model_type") == "llama")
+            if not (fits(value) or (null and value is None)):
+                yield key
+        elif key in _NOT_PLAIN or not _plain(key, value):
+            yield key
+
+
+def _fields(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found = config.get(key)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _plain(key: str, value: Any) -> bool:
+    """Whether the value of a key that no table has is nothing to stop at."""
+    if value is None:
+        return key in _NULLS
+    if isinstance(value, str):
+        return key in _TEXTS
+    if isinstance(value, Mapping):
+        return key in _OBJECTS
+    if isinstance(value, list):
+        return key in _LISTS
+    return True

@@ -63,10 +63,12 @@ def wiring_findings(
         wanted = [key for key in winner if isinstance(key, int)]
         yield from difference_findings(_handing(subject, handed), wanted, gained, evidence, sure)
         return
+    permuted = set(winner) == set(handed)
+    slots = "the slots in another order" if permuted else "other slots"
     yield fault(
-        "wrong-boundary",
+        "slot-permutation" if permuted else "wrong-boundary",
         sure,
-        f"The draft works best with other slots than the server hands over: {gained}.",
+        f"The draft works best with {slots} than the server hands over: {gained}.",
         "Name the boundaries of the file's slots (drafttrace inspect --target, or a layer sweep), then replay again.",
         {**evidence, "wiring": keys_name(winner)},
     )

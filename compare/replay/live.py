@@ -1,4 +1,4 @@
-"""Where a live draft and its replay part: fc's input, fc's output, the state, the proposals, step by step.
+"""Where a live draft and its replay part: embedding, incoming state, fc, outgoing state, proposals, step by step.
 
 The replay reads the slots that the server handed over and the tokens that the server fed, and computes in the number
 format of the server: in bf16 two of a thousand-odd tokens often have exactly the same logit, and only the same roundings
@@ -20,6 +20,8 @@ from drafttrace.compare.replay.loading import Replayer, step_tokens
 from drafttrace.compare.replay.model import Reading, StepOut
 from drafttrace.compare.replay.proposals import ProposedBy, proposed_by
 from drafttrace.compare.replay.stages import (
+    EMBED_IN,
+    HIDDEN_IN,
     LOGITS,
     PROPOSAL,
     Stage,
@@ -103,10 +105,14 @@ def compare_live(
     targets, drafted = replayer.targets(switches), _drafted(capture, text)
     stages = []
     for step, (rows, live) in sorted((step, pairs) for (step, _), pairs in _grouped(places).items()):
-        made: dict[str, Floats] = {"hidden_out": done[step].handed[0].numpy()}
+        made: dict[str, Floats] = {EMBED_IN: reading.table[reading.place[step]].to(number_format).float().numpy()}
         if step == 0:
-            made = {"fc_in": fc_in.numpy(), "fc_out": fc_out.numpy(), **made}
-        stages += [tensor_stage(step, name, made[name][rows], draft, live) for name in made]
+            made |= {HIDDEN_IN: torch.cat(slots, -1).numpy(), "fc_in": fc_in.numpy(), "fc_out": fc_out.numpy()}
+        else:
+            made[HIDDEN_IN] = done[step - 1].handed[0].numpy()
+        made["hidden_out"] = done[step].handed[0].numpy()
+        known = {EMBED_IN: (tokens[step][rows] >= 0) & (tokens[step][rows] < replayer.parts.vocabulary)}
+        stages += [tensor_stage(step, name, made[name][rows], draft, live, known.get(name)) for name in made]
         scores = model.logits(done[step].normed[0]).numpy()[rows]
         stages.append(proposal_stage(step, rows, targets[scores.argmax(-1)], draft, live, drafted))
         stages.append(logits_stage(step, scores, targets, draft, live))

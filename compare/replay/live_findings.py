@@ -11,7 +11,7 @@ from drafttrace.compare.document import join, plain
 from drafttrace.compare.replay.blame import Blame, layer_names
 from drafttrace.compare.replay.live import LiveComparison
 from drafttrace.compare.replay.proposals import ProposedBy
-from drafttrace.compare.replay.stages import LOGITS, PROPOSAL, PartedRows, Stage
+from drafttrace.compare.replay.stages import EMBED_IN, HIDDEN_IN, LOGITS, PROPOSAL, PartedRows, Stage
 from drafttrace.compare.result import Finding
 
 _MOST_ROWS = 6
@@ -98,8 +98,11 @@ def agreement_finding(live: LiveComparison | None, expected: float) -> Iterator[
 
 def _between(live: LiveComparison, at: Stage, blame: Blame) -> str:
     """What the fault lies in, or the two tensors that it lies between."""
+    if at.tensor == EMBED_IN:
+        return "in the draft's embedding, or in the token ids that it looked up"
     if not blame.parts:
-        before = [stage for stage in live.stages[: live.stages.index(at)] if stage.tensor not in (PROPOSAL, LOGITS)]
+        aside = (PROPOSAL, LOGITS, EMBED_IN)  # nothing that follows in a step comes out of these
+        before = [stage for stage in live.stages[: live.stages.index(at)] if stage.tensor not in aside]
         first = (
             f"{before[-1].tensor} of step {before[-1].step + 1}"
             if before
@@ -136,11 +139,15 @@ def _rows(apart: PartedRows) -> str:
     return "; ".join(said)
 
 
+_TABLES = {LOGITS: "lm_head", EMBED_IN: "embed_tokens"}
+"""Weights of which some rows may be other ones, by the tensor that is made of single rows of them."""
+
+
 def _some_rows(at: Stage) -> str:
     """Where to look for what is wrong in some rows and right in the others."""
     weight = "it is hardly a weight of the draft"
-    if at.tensor == LOGITS:
-        weight += ", unless some rows of lm_head are other ones"
+    if at.tensor in _TABLES:
+        weight += f", unless some rows of {_TABLES[at.tensor]} are other ones"
     return (
         f"The other {at.rows - len(at.apart or ())} rows agree, so {weight}: look at what made just these rows (their "
         "positions, with rope and window; their places in the batch; the draft's cache; padding of a CUDA graph), and "
@@ -179,6 +186,18 @@ def _proposals(by: ProposedBy, at: Stage) -> Finding:
 
 def _place(at: Stage, blame: Blame, layers: int) -> str:
     """Where to look, by the tensor at which the two part and by the parts that may be it."""
+    if at.tensor == EMBED_IN:
+        return (
+            "Look at embed_tokens as the draft has it (drafttrace check: SGLang puts the target's in its place where the "
+            "widths allow), and at the token ids that this step was given."
+        )
+    if at.tensor == HIDDEN_IN and at.step == 0:
+        return (
+            "Look at the hand-over of the hidden states to the draft: their order, the rows that were taken, and what lies "
+            "in the graph's buffer."
+        )
+    if at.tensor == HIDDEN_IN:
+        return "Look at what one draft step hands to the next: norm_output, and the row that the step took."
     if at.tensor == "fc_in":
         return "Look at the norm before fc and at the hand-over of the hidden states to the draft."
     if at.tensor == "fc_out":

@@ -15,7 +15,7 @@ from drafttrace.compare.audit.check import gather
 from drafttrace.compare.audit.layer_checks import layer_findings
 from drafttrace.compare.audit.mla_checks import class_findings
 from drafttrace.compare.audit.odd_id_checks import odd_id_findings
-from drafttrace.compare.audit.said_in_vain import odd_flags, unused_window
+from drafttrace.compare.audit.said_in_vain import odd_flags, odd_layer_types, unused_window
 from drafttrace.compare.audit.subject import Subject
 from drafttrace.compare.replay.findings import (
     coverage_findings,
@@ -30,6 +30,7 @@ from drafttrace.compare.replay.findings import (
 from drafttrace.compare.replay.live import LiveComparison, compare_live, draft_steps
 from drafttrace.compare.replay.live_findings import agreement_finding, contradiction_finding, live_findings
 from drafttrace.compare.replay.material import broken_findings, token_remarks, unread_findings
+from drafttrace.compare.replay.order_findings import order_findings
 from drafttrace.compare.replay.prepare import (
     Bench,
     another_wiring,
@@ -98,7 +99,7 @@ def replay(
             notes += [*text.notes, *token_remarks(text, bench.replayer.parts.vocabulary)]
         notes += undeclared(bench.captures)
         plan = plan_wirings(subject, bench, wirings)
-        made = _Maker(subject, bench, plan, progress)
+        made = _Maker(subject, bench, plan, progress, [slot.boundary for slot in given[0].slots])
         made.score_named()
         if search_wirings:
             made.search()
@@ -129,8 +130,10 @@ class _Maker:
         bench: Bench,
         plan: dict[Wiring, list[str]],
         progress: Callable[[int], None] | None,
+        declared: Sequence[int | None],
     ) -> None:
         self._subject, self._bench, self._plan, self._progress = subject, bench, plan, progress
+        self._declared = declared
         held = set(bench.texts[0].sources)
         for text in bench.texts[1:]:
             held &= set(text.sources)
@@ -258,6 +261,7 @@ class _Maker:
         yield from broken_findings(self._bench.whole, [key for w in self._scored for key in w])
         yield from unread_findings(self._bench.replayer.unread, self._bench.replayer.unserved)
         yield from unused_window(self._subject.draft)
+        yield from odd_layer_types(self._subject.draft)
         yield from odd_flags(self._subject.draft)
         yield from class_findings(self._subject)
         yield from layer_findings(self._subject)
@@ -265,15 +269,30 @@ class _Maker:
         if wiring is None:
             return
         best = self._scored[wiring].score
-        if served is not None:
-            first, others = self._scored[wiring], [w for w in self._undecided() if w != served]
-            yield from wiring_findings(self._subject, (wiring, first), (served, self._scored.get(served)), others)
+        yield from self._wirings(wiring, served)
         yield from variant_findings(self._variants, best)
         yield from served_switch_findings(best, self._as_served, self._changed())
         yield from last_findings(self._bench.captures, self._subject.target.layers)
         mapped = self._rightly_mapped()
         yield from coverage_findings(self._outside(), best if mapped is None else mapped)
         yield from live_findings(self._live)
+
+    def _wirings(self, wiring: Wiring, served: Wiring | None) -> Iterator[Finding]:
+        """The winner against what is served; where that says nothing, against the order of the file's own slots."""
+        first, undecided, told = self._scored[wiring], self._undecided(), False
+        if served is not None:
+            others = [w for w in undecided if w != served]
+            for found in wiring_findings(
+                self._subject, (wiring, first), (served, self._scored.get(served)), others
+            ):
+                told = True
+                yield found
+        own = self._bench.texts[0].file_wiring
+        if not told and all(text.file_wiring == own for text in self._bench.texts) and len(own) == len(wiring):
+            others = [w for w in undecided if w != own]
+            yield from order_findings(
+                self._subject, (wiring, first), (own, self._scored.get(own)), self._declared, others
+            )
 
     def _outside(self) -> float:
         """Share of the counted next tokens that the draft can never say, by the map as the findings say it is meant."""

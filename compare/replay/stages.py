@@ -19,17 +19,27 @@ from drafttrace.tracer.rows import Floats
 Bools = npt.NDArray[np.bool_]
 
 LOGITS, PROPOSAL = "logits", "proposal"
+EMBED_IN, HIDDEN_IN = "embed_in", "hidden_in"
 _PARTED_COSINE, _PARTED_AGREEMENT = 0.99, 0.9
 _UNIT = 2.0**-8
 """bf16's rounding, the coarsest that a draft computes in. A trace in float32 may hold rounded or TF32 results, too, so
 that no finer one can be expected of it."""
 _LIMITS = {
+    EMBED_IN: (8 * _UNIT, 4 * _UNIT),
+    HIDDEN_IN: (8 * _UNIT, 4 * _UNIT),
     "fc_in": (8 * _UNIT, 4 * _UNIT),
     "fc_out": (8 * _UNIT, 4 * _UNIT),
     "hidden_out": (32 * _UNIT, 8 * _UNIT),
     LOGITS: (32 * _UNIT, 8 * _UNIT),
 }
 """Relative L2 and distance of the norm ratio from 1 that roundings explain: of one norm or product, or of a layer."""
+
+
+def _limits(tensor: str, step: int) -> tuple[float, float]:
+    """Limits for medians. What enters the first step are the slots themselves; later it is what a layer handed on."""
+    return _LIMITS["hidden_out" if tensor == HIDDEN_IN and step else tensor]
+
+
 _SINGLE = 2.0
 """How much further a single row may lie than the median one."""
 
@@ -86,7 +96,7 @@ class Stage:
             return self.tied_top1 < _PARTED_AGREEMENT
         if self.cosine_p50 is not None and self.cosine_p50 < _PARTED_COSINE:
             return True
-        distance, scale = _LIMITS[self.tensor]
+        distance, scale = _limits(self.tensor, self.step)
         return (self.rel_l2_p50 is not None and self.rel_l2_p50 > distance) or (
             self.norm_ratio_p50 is not None and abs(self.norm_ratio_p50 - 1) > scale
         )
@@ -98,14 +108,23 @@ def held_rows(draft: DraftRows, name: str, live: Ints) -> Bools:
     return np.ones(len(live), np.bool_) if present is None else present[live]
 
 
-def tensor_stage(step: int, tensor: str, made: Floats, draft: DraftRows, live: Ints) -> Stage | None:
-    """A tensor against the replay's ``made`` ``[len(live), width]``; None where the trace does not hold it."""
+def tensor_stage(
+    step: int, tensor: str, made: Floats, draft: DraftRows, live: Ints, known: Bools | None = None
+) -> Stage | None:
+    """A tensor against the replay's ``made`` ``[len(live), width]``; None where the trace does not hold it.
+
+    known: rows of which the replay knows what belongs there (default: all). ``hidden_in`` is as wide as the slots
+    together; the state that a later step takes fills the first columns.
+    """
     if tensor not in draft.tensors:
         return None
-    kept = held_rows(draft, tensor, live)
-    if not kept.any() or draft.tensors[tensor].width != made.shape[1]:
+    kept, width = held_rows(draft, tensor, live), draft.tensors[tensor].width
+    if known is not None:
+        kept = kept & known
+    if not kept.any() or (width != made.shape[1] and (tensor != HIDDEN_IN or width < made.shape[1])):
         return None
-    return _measured(step, tensor, draft.tensors[tensor].take(live[kept]), made[kept], draft, live[kept])
+    theirs = draft.tensors[tensor].take(live[kept])[:, : made.shape[1]]
+    return _measured(step, tensor, theirs, made[kept], draft, live[kept])
 
 
 def logits_stage(step: int, scores: Floats, targets: Ints, draft: DraftRows, live: Ints) -> Stage | None:
@@ -152,7 +171,7 @@ def _measured(step: int, tensor: str, theirs: Floats, mine: Floats, draft: Draft
         far, ratio = np.linalg.norm(theirs - mine, axis=1) / expected, size / expected
     sound = np.isfinite(theirs).all(1), np.isfinite(mine).all(1)
     both, broken = sound[0] & sound[1], sound[0] ^ sound[1]
-    distance, scale = _LIMITS[tensor]
+    distance, scale = _limits(tensor, step)
     apart = broken | (both & ((far > _SINGLE * distance) | (np.abs(ratio - 1) > _SINGLE * scale)))
     rows, table = live[apart], draft.table
     return Stage(

@@ -59,7 +59,8 @@ def served(
     fc_out = spoil("fc_out", 0, model.fc(spoil("fc_in", 0, slots)))
     d2t = replayer.targets(Switches())
     rows: Rows = []
-    tensors: dict[str, list[torch.Tensor]] = {"fc_in": [], "fc_out": [], "hidden_out": []}
+    names = ("embed_in", "hidden_in", "fc_in", "fc_out", "hidden_out")
+    tensors: dict[str, list[torch.Tensor]] = {name: [] for name in names}
     present: dict[str, list[bool]] = {name: [] for name in (*tensors, "topk_ids")}
     ids: dict[str, list[np.ndarray]] = {"topk_ids": [], "topk_draft_ids": []}
     best_logits: list[np.ndarray] = []
@@ -80,7 +81,11 @@ def served(
         return int(d2t[int(scores.argmax())])
 
     def tensors_width(name: str) -> int:
-        return 3 * HIDDEN if name == "fc_in" else HIDDEN
+        return 3 * HIDDEN if name in ("hidden_in", "fc_in") else HIDDEN
+
+    def wide(state: torch.Tensor) -> torch.Tensor:
+        """A recycled state as a recorder keeps it: in the first columns of a row as wide as the slots."""
+        return torch.cat((state, torch.zeros(2 * HIDDEN)))
 
     last = len(tokens) - 3
     for t in range(last):
@@ -90,15 +95,19 @@ def served(
         for step in range(STEPS):
             done = model.steps(fc_out[None, : t + 1], Reading(table, torch.tensor(read)), switches, silent=silent)
             out = done[step]
-            state = spoil("hidden_out", step, out.handed[0, t])
+            parts = {
+                "embed_in": spoil("embed_in", step, table[chain[-1]]),
+                "hidden_in": spoil("hidden_in", step, slots[t] if step == 0 else wide(done[step - 1].handed[0, t])),
+                "hidden_out": spoil("hidden_out", step, out.handed[0, t]),
+            }
             if step == 0:
-                parts = {"fc_in": spoil("fc_in", 0, slots)[t], "fc_out": fc_out[t], "hidden_out": state}
+                parts |= {"fc_in": spoil("fc_in", 0, slots)[t], "fc_out": fc_out[t]}
                 said = add((t, chain[0], phase, t - PROMPT, Accepted.ACCEPTED, -1), 0, parts, out.normed[0, t])
                 if t < PROMPT - 1:
                     break  # only the prompt's last row drafts
             else:
                 row = (t + step, chain[-1], Phase.DRAFT_DECODE, t - PROMPT + 1, Accepted.UNKNOWN, step - 1)
-                said = add(row, step, {"hidden_out": state}, out.normed[0, t])
+                said = add(row, step, parts, out.normed[0, t])
             chain.append(said)
             read.append([0] * t + [said])  # what the rows before read does not reach row t
     columns = [np.array([row[i] for row in rows], np.int64) for i in range(6)]

@@ -64,11 +64,13 @@ def make_world(
     ids: list[int] | None = None,
     rows: int = 160,
     seed: int = 3,
+    first: np.ndarray[Any, np.dtype[np.float32]] | None = None,
     **config: Any,
 ) -> World:
     """A draft whose layer adds nothing, so that step 0 is ``lm_head(norm(fc(slots)))``, and a text that obeys it.
 
     Neighbouring boundaries are alike, as in a real model: each differs from the one before by a third of its norm.
+    first: the target's embedding table, whose rows B0 then holds; without it B0 is random, too.
     """
     random = np.random.default_rng(seed)
     states = np.empty((LAYERS + 1, rows, HIDDEN), np.float32)
@@ -78,10 +80,22 @@ def make_world(
     tensors = draft_tensors()
     tensors["midlayer.self_attn.o_proj.weight"].zero_()
     tensors["midlayer.mlp.down_proj.weight"].zero_()
-    hidden = torch.from_numpy(np.concatenate([states[k] for k in truth], axis=-1)) @ tensors["fc.weight"].T
-    hidden = torch.nn.functional.rms_norm(hidden, (HIDDEN,), tensors["norm.weight"], 1e-6)
-    said = kept_tokens()[(hidden @ tensors["lm_head.weight"].T).argmax(-1)].numpy()
-    tokens = np.concatenate(([1, 3], said[: rows - 2])).astype(np.int64)
+
+    def said(rows_of: slice) -> np.ndarray[Any, np.dtype[np.int64]]:
+        hidden = (
+            torch.from_numpy(np.concatenate([states[k, rows_of] for k in truth], axis=-1)) @ tensors["fc.weight"].T
+        )
+        hidden = torch.nn.functional.rms_norm(hidden, (HIDDEN,), tensors["norm.weight"], 1e-6)
+        return kept_tokens()[(hidden @ tensors["lm_head.weight"].T).argmax(-1)].numpy()
+
+    if first is None:
+        tokens = np.concatenate(([1, 3], said(slice(None))[: rows - 2])).astype(np.int64)
+    else:  # row t holds the token that rows before it made
+        tokens = np.array([1, 3, *[0] * (rows - 2)], np.int64)
+        for t in range(rows):
+            states[0, t] = first[tokens[t]]
+            if t + 2 < rows:
+                tokens[t + 2] = said(slice(t, t + 1))[0]
     target = write_target(folder / "target", {**LLAMA_TARGET, "num_hidden_layers": LAYERS, "vocab_size": VOCAB})
     draft = write_draft(folder / "draft", specforge(ids or [k - 1 for k in truth], **config), tensors)
     return World(target, draft, states, tokens, truth)

@@ -25,8 +25,9 @@ def test_an_honest_trace_agrees_everywhere(tmp_path: Path) -> None:
     assert live is not None and live.parted is None and (live.steps, live.topk) == (3, 1)
     assert live.top1_agreement == 1.0 and live.observed == 1.0 and result.steps == 3
     assert [(s.step, s.tensor) for s in live.stages] == [
-        (0, "fc_in"), (0, "fc_out"), (0, "hidden_out"), (0, "proposal"), (0, "logits"),
-        (1, "hidden_out"), (1, "proposal"), (1, "logits"), (2, "hidden_out"), (2, "proposal"), (2, "logits"),
+        (0, "embed_in"), (0, "hidden_in"), (0, "fc_in"), (0, "fc_out"), (0, "hidden_out"), (0, "proposal"), (0, "logits"),
+        (1, "embed_in"), (1, "hidden_in"), (1, "hidden_out"), (1, "proposal"), (1, "logits"),
+        (2, "embed_in"), (2, "hidden_in"), (2, "hidden_out"), (2, "proposal"), (2, "logits"),
     ]  # fmt: skip
     assert all(s.cosine_min is None or s.cosine_min > 0.9999 for s in live.stages)
     assert "none" in {f.id for f in result.findings} and "downstream" not in {f.id for f in result.findings}
@@ -35,6 +36,10 @@ def test_an_honest_trace_agrees_everywhere(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tensor", "step", "word"),
     [
+        ("embed_in", 0, "embed_tokens"),
+        ("embed_in", 1, "embed_tokens"),
+        ("hidden_in", 0, "hand-over of the hidden states"),
+        ("hidden_in", 2, "what one draft step hands to the next"),
         ("fc_in", 0, "norm before fc"),
         ("fc_out", 0, "fc's weights"),
         ("hidden_out", 0, "draft layer"),
@@ -209,3 +214,37 @@ def test_draft_ids_that_were_taken_for_target_ids_are_named(tmp_path: Path) -> N
     capture = served(world, dataclasses.replace(replayer, d2t=None), honest)
     (found,) = replay(capture, world.draft, world.target, switches=False).faults
     assert found.id == "vocab-map-missing"
+
+
+def test_a_recycled_state_that_is_not_the_one_before_is_placed_at_hidden_in(tmp_path: Path) -> None:
+    """hidden_in was not compared: "computes what the replay computes", for a step that took another row."""
+    world, replayer = pair(tmp_path)
+    taken: list[torch.Tensor] = []
+
+    def earlier(name: str, step: int, value: torch.Tensor) -> torch.Tensor:
+        if name != "hidden_in" or step != 1:
+            return value
+        taken.append(value)
+        return taken[-2] if len(taken) > 1 else value
+
+    result = replay(served(world, replayer, earlier), world.draft, world.target, switches=False)
+    parted = result.live.parted if result.live is not None else None
+    assert parted is not None and (parted.tensor, parted.step) == ("hidden_in", 1)
+    (found,) = [f for f in result.faults if f.id == "downstream"]
+    assert "between hidden_out of step 1 and hidden_in of step 2" in found.summary and result.exit_code == 1
+
+
+def test_an_embedding_of_other_tokens_is_placed_at_embed_in(tmp_path: Path) -> None:
+    world, replayer = pair(tmp_path)
+    table = replayer.embed(np.arange(96), Switches())
+
+    def shifted(name: str, step: int, value: torch.Tensor) -> torch.Tensor:
+        if name != "embed_in":
+            return value
+        place = int((table - value).norm(dim=-1).argmin())
+        return table[(place + 1) % len(table)]
+
+    result = replay(served(world, replayer, shifted), world.draft, world.target, switches=False)
+    parted = result.live.parted if result.live is not None else None
+    assert parted is not None and (parted.tensor, parted.step) == ("embed_in", 0)
+    assert "none" not in {f.id for f in result.findings} and result.exit_code == 1

@@ -43,7 +43,7 @@ def with_rows(capture: Capture, tensor: str, every: int, value: float) -> tuple[
     return dataclasses.replace(capture, draft=dataclasses.replace(draft, tensors=tensors)), len(chosen)
 
 
-@pytest.mark.parametrize("tensor", ["fc_in", "fc_out", "hidden_out", "topk_logits"])
+@pytest.mark.parametrize("tensor", ["embed_in", "hidden_in", "fc_in", "fc_out", "hidden_out", "topk_logits"])
 @pytest.mark.parametrize(("every", "value"), [(3, -1.0), (3, 0.0), (3, np.nan), (1000, np.nan), (1000, np.inf)])
 def test_garbage_in_some_rows_is_not_called_agreement(
     tmp_path: Path, tensor: str, every: int, value: float
@@ -64,6 +64,7 @@ def test_garbage_in_some_rows_is_not_called_agreement(
     assert ("NaN or infinite on one side only" in found.summary) == (not np.isfinite(value))
     assert "hardly a weight of the draft" in found.remedy
     assert ("rows of lm_head" in found.remedy) == (name == "logits")
+    assert ("rows of embed_tokens" in found.remedy) == (name == "embed_in")
     assert list(found.evidence["positions"]) == list(live.parted.apart.position)
 
 
@@ -71,7 +72,9 @@ def test_the_two_between_which_a_fault_lies_are_named(tmp_path: Path) -> None:
     """It was "between the two"."""
     world, replayer = pair(tmp_path)
     for tensor, words in (
-        ("fc_in", "between the slots that the server hands over and fc_in of step 1"),
+        ("embed_in", "in the draft's embedding, or in the token ids that it looked up"),
+        ("hidden_in", "between the slots that the server hands over and hidden_in of step 1"),
+        ("fc_in", "between hidden_in of step 1 and fc_in of step 1"),
         ("fc_out", "between fc_in of step 1 and fc_out of step 1"),
     ):
         capture, _ = with_rows(served(world, replayer, honest), tensor, 1, 2.0)

@@ -1,0 +1,108 @@
+"""The draft reads the slots of a file in another order than they stand there: told where no boundary says it already.
+
+Where every slot has its boundary, the difference between what works and what is served says it all. Where the file does
+not name its slots, or the rows contradict the names, what is served cannot be found among them, and the file's own order
+is what the winner is compared with.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from drafttrace.compare.audit.remedies import wiring_remedy
+from drafttrace.compare.audit.subject import Subject, fault, note
+from drafttrace.compare.replay.ranking import Scored, better, confidence, sigmas
+from drafttrace.compare.replay.texts import Key, keys_name
+from drafttrace.compare.result import Finding
+from drafttrace.tracer.boundary import wiring_name
+
+_UNSURE = 0.8
+"""How sure a finding is at most whose winner these rows cannot tell from other wirings."""
+
+
+def order_findings(
+    subject: Subject,
+    best: tuple[Sequence[Key], Scored],
+    own: tuple[Sequence[Key], Scored | None],
+    declared: Sequence[int | None],
+    others: Sequence[Sequence[Key]] = (),
+) -> Iterator[Finding]:
+    """That the winner is not the order in which the file holds its slots, with the margin and what to write.
+
+    best: the winner and what was counted. own: the file's slots in its own order. declared: the boundaries that the file
+    itself gives them, before anything was known by value. others: wirings that the rows cannot tell from the winner.
+    """
+    (winner, first), (order, second) = best, own
+    if second is None or tuple(winner) == tuple(order) or not better(first, second):
+        return
+    same = set(winner) == set(order)
+    slots = tuple(k for k, (one, two) in enumerate(zip(winner, order, strict=False)) if one != two)
+    score, theirs = first.score, second.score
+    numbers = (
+        f"the replay gives {score.top1:.1%} with {keys_name(winner)} and {theirs.top1:.1%} with the file's own order "
+        f"{keys_name(order)} (expected accept length {score.expected:.2f} and {theirs.expected:.2f})"
+    )
+    if others:
+        numbers += f", and these {score.rows} rows cannot tell the first from {keys_name(others[0])}"
+    named = _named(winner, order, declared)
+    truthful = named == tuple(winner) and named == subject.served.wiring
+    sure = max(confidence(score.top1, theirs.top1, score.rows), _paired(first, second))
+    reads = "the file's slots in another order" if same else "other states than the file's slots"
+    yield (note if truthful else fault)(
+        "slot-permutation" if same else "wrong-boundary",
+        min(sure, _UNSURE if others else 0.99),
+        f"The draft reads {reads}: {numbers}.",
+        _remedy(subject, named, winner, order),
+        {
+            "wiring": keys_name(winner),
+            "file": keys_name(order),
+            "top1": score.top1,
+            "file_top1": theirs.top1,
+            "margin": score.top1 - theirs.top1,
+            "expected": score.expected,
+            "file_expected": theirs.expected,
+        },
+        slots,
+    )
+
+
+def _paired(first: Scored, second: Scored) -> float:
+    return 1 - math.exp(-max(0.0, sigmas(first.hits, second.hits)) / 3)
+
+
+def _named(winner: Sequence[Key], order: Sequence[Key], declared: Sequence[int | None]) -> tuple[int, ...] | None:
+    """The winner as boundaries: where one slot has none, it is the one that the file declares and no other slot is."""
+    known = {key for key in order if isinstance(key, int)}
+    unknown = [key for key in order if not isinstance(key, int)]
+    left = [k for k in declared if k is not None and k not in known]
+    names: dict[Key, int] = {key: key for key in winner if isinstance(key, int)}
+    if len(unknown) == len(left) == 1 and None not in declared:
+        names[unknown[0]] = left[0]
+    found = [names.get(key) for key in winner]
+    whole = tuple(k for k in found if k is not None)
+    return whole if len(whole) == len(found) else None
+
+
+def _remedy(subject: Subject, named: tuple[int, ...] | None, winner: Sequence[Key], order: Sequence[Key]) -> str:
+    """The line for the config where the boundaries are known; else what it is under either reading of the file."""
+    served = subject.served.wiring
+    if named is not None and named == served:
+        return (
+            f"{subject.served.who} hands over {wiring_name(named)} with this config, which is the order that the draft "
+            "reads: the file is the one that holds its slots otherwise; write it again before anything is trained on it."
+        )
+    if named is not None:
+        return wiring_remedy(subject, named)
+    if served is None or len(served) != len(order) or set(winner) != set(order):
+        return (
+            "Say what the file's slots are with --slots-are, one boundary per slot, and replay again: it gives the line "
+            "for the config."
+        )
+    wanted = tuple(served[list(order).index(key)] for key in winner)
+    line = wiring_remedy(subject, wanted).rstrip(".")
+    return (
+        f"If the file's slots are {wiring_name(served)}, as {subject.served.who} hands them over, the draft was trained on "
+        f"{wiring_name(wanted)}: {line}. If the file holds them in another order, say which with "
+        "--slots-are, one boundary per slot, and replay again."
+    )

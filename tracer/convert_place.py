@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from drafttrace.tracer.dumps.folder import sample_files
+from drafttrace.tracer.dumps.folder_files import sample_files
 from drafttrace.tracer.errors import DrafttraceError, OutputExists
 
 # What a folder layout writes besides its sample, by layout: files that speak for the sample, so that an old one beside a

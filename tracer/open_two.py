@@ -23,25 +23,25 @@ def open_two(
     """LEFT and REFERENCE of a comparison, each ``PATH`` or ``PATH#i``.
 
     mapping: the fields of the sides that have no layout of their own, or of the reference where both have one. request:
-    what the reference does not say of itself; a hidden size also cuts the slots of the left side, which may be of another
-    width. Raises DrafttraceError where both hold several samples, what :func:`refuse_without_slots` raises, and what
-    :func:`~drafttrace.tracer.open.open_capture` raises.
+    what the reference does not say of itself; hidden size and layers are also said of the left side, which may be of
+    another target. Raises DrafttraceError where both hold several samples, what :func:`refuse_without_slots` raises, and
+    what :func:`~drafttrace.tracer.open.open_capture` raises.
     """
-    width = _width_alone(request)
+    of_both = _of_both(request)
     left_mapping = reference_mapping = None
     if mapping is not None:
-        left_mapping = None if _is_known(left, left_format, width) else mapping
+        left_mapping = None if _is_known(left, left_format, of_both) else mapping
         if left_mapping is None or not _is_known(reference, reference_format, request):
             reference_mapping = mapping
     like = None
-    if names_several(left, format=left_format, mapping=left_mapping, request=width):
+    if names_several(left, format=left_format, mapping=left_mapping, request=of_both):
         if names_several(reference, format=reference_format, mapping=reference_mapping, request=request):
             raise _both_several(left, reference)
         like = open_capture(reference, format=reference_format, mapping=reference_mapping, request=request)
-    ours = open_capture(left, format=left_format, like=like, mapping=left_mapping, request=width)
+    ours = open_capture(left, format=left_format, like=like, mapping=left_mapping, request=of_both)
     theirs = open_capture(reference, format=reference_format, like=ours, mapping=reference_mapping, request=request)
     if _has_no_slots(ours):  # the reference may say how many layers there are, which tells the default ones
-        ours = open_capture(left, format=left_format, like=theirs, mapping=left_mapping, request=width)
+        ours = open_capture(left, format=left_format, like=theirs, mapping=left_mapping, request=of_both)
     refuse_without_slots(ours, theirs)
     return ours, theirs
 
@@ -105,12 +105,15 @@ def refuse_without_slots(ours: Capture, theirs: Capture) -> None:
         same = len(set(other.wiring) & set(side.boundaries)) == len(other.slots)
         such = f" {','.join(map(boundary_name, other.wiring))}" if same else f" ({len(other.slots)} of these)"
         held = ", ".join(map(boundary_name, sorted(side.boundaries)))
+        unknown = side.about.get("target_layers") is None
+        target = "with --target DIR, which tells the default ones, or " if unknown else ""
         raise DrafttraceError(
             f"'{side.path}' holds the boundaries {held}, and does not say which of them are the slots that '{other.path}' "
-            f"has; say it with --layer-ids{such}{'' if side is theirs else ', and give it as REFERENCE'}."
+            f"has; say it {target}with --layer-ids{such}{'' if side is theirs else ', and give it as REFERENCE'}."
         )
 
 
-def _width_alone(request: Request | None) -> Request:
-    """What is said of the reference and helps to read the other side: how wide a slot is, unless the file knows better."""
-    return Request().told(None if request is None else request.hidden_size, None)
+def _of_both(request: Request | None) -> Request:
+    """What is said of the reference and helps to read the other side: how wide a slot is, unless the file knows better,
+    and how many layers the target has."""
+    return Request() if request is None else Request().told(request.hidden_size, request.layers)

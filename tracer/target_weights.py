@@ -13,6 +13,7 @@ import numpy as np
 
 from drafttrace.tracer.capture import Ints
 from drafttrace.tracer.checkpoint import Checkpoint, open_checkpoint, read_json
+from drafttrace.tracer.dumps.registry import Request
 from drafttrace.tracer.errors import UnreadableFile
 from drafttrace.tracer.part_names import EMBED, HEAD, NORM, gain_is_one_plus, stored_name
 from drafttrace.tracer.rows import Floats
@@ -60,6 +61,22 @@ def read_shape(folder: Path) -> TargetShape:
         model_type=str(inner.get("model_type") or config.get("model_type") or ""),
         config=inner,
     )
+
+
+def said_of(folder: Path | None, asked: Request, *, lenient: bool = False) -> Request:
+    """``asked`` with the width and the number of layers of the target in ``folder``, where one is given.
+
+    Raises UnreadableFile as :func:`read_shape` does; lenient: whoever reads the target next says what is wrong with it.
+    """
+    if folder is None:
+        return asked
+    try:
+        shape = read_shape(folder)
+    except UnreadableFile:
+        if not lenient:
+            raise
+        return asked
+    return asked.told(shape.hidden_size, shape.layers)
 
 
 class TargetWeights:

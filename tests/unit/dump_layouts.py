@@ -333,9 +333,15 @@ def write_am_dspark(root: Path) -> Path:
 
 
 def module_outputs() -> dict[str, list[torch.Tensor]]:
-    """What SGLang's modules return in one prefill pass: fused norms hand on (normed, residual)."""
+    """What SGLang's modules return in one prefill pass: fused norms hand on (normed, residual).
+
+    What the last layer adds to its stream is the only thing that shows that it is the last one.
+    """
     outputs = {"model.embed_tokens": [state(0)], "model.layers.0.input_layernorm": [state(60)]}
     outputs |= {f"model.layers.{k}.input_layernorm": [state(60 + k), state(k)] for k in range(1, LAYERS)}
+    after = (0.25 * state(LAYERS - 1).float()).bfloat16()
+    outputs[f"model.layers.{LAYERS - 1}.post_attention_layernorm"] = [state(59), after]
+    outputs[f"model.layers.{LAYERS - 1}.mlp.down_proj"] = [(state(LAYERS).float() - after.float()).bfloat16()]
     return outputs | {"model.norm": [last_post(), state(LAYERS)]}
 
 

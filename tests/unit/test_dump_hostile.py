@@ -23,7 +23,7 @@ import torch
 
 from drafttrace.tracer import cli, output
 from drafttrace.tracer.checkpoint import open_checkpoint
-from drafttrace.tracer.dumps.folder import sample_files
+from drafttrace.tracer.dumps.folder_files import sample_files
 from drafttrace.tracer.dumps.registry import FieldMap, Request
 from drafttrace.tracer.errors import DrafttraceError, UnreadableFile
 from drafttrace.tracer.open import is_trace_file, open_capture

@@ -23,6 +23,7 @@ from drafttrace.tracer.errors import DrafttraceError
 from drafttrace.tracer.inspecting import inspect_capture, render
 from drafttrace.tracer.open import open_capture, open_numbered
 from drafttrace.tracer.open_two import open_two
+from drafttrace.tracer.target_weights import said_of
 
 PASS = "Pass00000.pt"
 WHOLE = tuple(range(made.LAYERS + 1))
@@ -75,7 +76,7 @@ def test_the_passes_of_an_eagle_server_are_those_of_its_target(eagle: Path, tmp_
         assert "rank 0 of 2 ranks" in capture.notes
         said = f"the passes of the draft, in '{eagle / 'draft'}', are left out: they hold no states of the target"
         assert said in capture.notes
-    done = convert(str(eagle), tmp_path / "out.safetensors", to="safetensors", lose=["last-state"])
+    done = convert(str(eagle), tmp_path / "out.safetensors", to="safetensors")
     assert done.samples == 1
 
 
@@ -141,11 +142,113 @@ def test_all_layers_and_the_norm_tell_how_many_there_are(tmp_path: Path) -> None
     # A target of another size cannot move the last boundary of a pass whose numbers say where it is.
     other = open_capture(str(tmp_path / "run"), request=Request(layers=12))
     assert tuple(other.boundaries) == WHOLE
-    # One rank of several returns a part of each sum, which says nothing.
-    value["model.layers.7.mlp.down_proj"] = made.state(99)
-    for tp in (0, 1):
-        save(tmp_path / "two", value, tp=tp, tps=2)
-    assert tuple(open_capture(str(tmp_path / "two")).boundaries) == WHOLE
+    with pytest.raises(DrafttraceError, match="B12, which"):
+        open_capture(str(tmp_path / "run"), request=Request(layers=12, layer_ids=(12,), numbering="B"))
+
+
+NO_PROOF = ("sum-of-ranks", "experts", "scaled")
+
+
+def unproven(root: Path, why: str) -> dict[str, object]:
+    """A pass of every layer that does not show that its last one is the last: a part of the sum, experts, a multiplier."""
+    value = held(root, *range(made.LAYERS))
+    top = f"model.layers.{made.LAYERS - 1}.mlp"
+    added = value.pop(f"{top}.down_proj")
+    assert isinstance(added, torch.Tensor)
+    if why == "experts":
+        return value | {f"{top}.experts": added, f"{top}.gate": [torch.ones(made.LENGTH, 4)]}
+    return value | {f"{top}.down_proj": made.state(99) if why == "sum-of-ranks" else 4 * added}
+
+
+def write_pass(root: Path, why: str) -> Path:
+    value = unproven(root, why)
+    for tp in range(2 if why == "sum-of-ranks" else 1):
+        save(root / "run", value, tp=tp, tps=2)
+    return root / "run"
+
+
+def write_dumper(root: Path, why: str) -> Path:
+    """The same as the dumper writes it, output by output."""
+    named: dict[str, object] = {}
+    for name, value in unproven(root, why).items():
+        field = name.rpartition("forward_batch_info.")
+        if field[1]:
+            named[field[2]] = value
+        elif isinstance(value, list):
+            named |= {f"non_intrusive__{name}.output.{k}": part for k, part in enumerate(value)}
+        else:
+            named[f"non_intrusive__{name}.output"] = value
+    (root / "exp").mkdir()
+    for index, (name, item) in enumerate(named.items(), 1):
+        file = f"step=0___rank=0___dump_index={index}___name={name}.pt"
+        torch.save({"value": item, "meta": {}}, root / "exp" / file)
+    return root / "exp"
+
+
+@pytest.mark.parametrize("why", NO_PROOF)
+@pytest.mark.parametrize("write", [write_pass, write_dumper])
+def test_a_last_layer_that_the_numbers_do_not_prove_is_not_counted(
+    write: Callable[[Path, str], Path], why: str, tmp_path: Path
+) -> None:
+    """The leading layers of a pass of experts, of several ranks or of a dumper were counted, and the last state was B8."""
+    folder = str(write(tmp_path, why))
+    capture = open_capture(folder)
+    assert tuple(capture.boundaries) == WHOLE[:-1] and capture.slots == ()
+    assert capture.about["target_layers"] is None
+    [note] = [note for note in capture.notes if note.startswith("no slots: ")]
+    assert (
+        "(the pass shows the layers 0 to 7)" in note and "give --target DIR, or name them with --layer-ids" in note
+    )
+    assert "(B8 if these are all layers, which the pass does not prove)" in note
+    assert note.endswith("B7, and the last one, whose number is not known")
+    found = inspect_capture(folder)
+    assert "B8" not in found.boundaries and note in found.notes
+    for layers, last in ((8, 8), (12, 12)):  # whoever knows n says which boundary it is
+        told = open_capture(folder, request=Request(layers=layers))
+        assert sorted(told.boundaries) == [*WHOLE[:-1], last]
+        assert np.array_equal(told.boundaries[last].floats(), made.state(8).float().numpy())
+    assert open_capture(folder, request=Request(layers=8)).wiring == made.CANON
+    shallow = open_capture(folder, request=Request(layers=6))
+    assert any("was said to have 6 layers, and the pass shows layer 7" in note for note in shallow.notes)
+    assert tuple(shallow.boundaries) == WHOLE[:-1]
+
+
+@pytest.mark.parametrize("write", [write_pass, write_dumper])
+def test_the_target_tells_diff_the_slots_of_either_side(write: Callable[[Path, str], Path], tmp_path: Path) -> None:
+    """'give --target DIR', which diff did not take."""
+    target = tmp_path / "target"
+    target.mkdir()
+    config = {"num_hidden_layers": made.LAYERS, "hidden_size": made.H, "vocab_size": 300}
+    (target / "config.json").write_text(json.dumps(config))
+    whole, dump = str(write(tmp_path, "experts")), str(made.write_sf_eagle3(tmp_path))
+    with pytest.raises(
+        DrafttraceError, match=r"; say it with --target DIR, which tells the default ones, or with --layer-ids \(3"
+    ):
+        open_two(dump, whole)
+    for sides in ((dump, whole), (whole, dump)):
+        result = diff(*open_two(*sides, request=said_of(target, Request())))
+        assert (result.verdict, len(result.slots)) == ("match", 3)
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf"), 0.0])
+def test_broken_rows_are_no_proof_against_the_others(broken: float, tmp_path: Path) -> None:
+    value = held(tmp_path, *range(made.LAYERS))
+    for item in value.values():
+        for tensor in item if isinstance(item, list) else [item]:
+            if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
+                tensor[3] = broken
+    assert tuple(open_capture(str(save(tmp_path / "run", value))).boundaries) == WHOLE
+
+
+def test_a_dumper_folder_of_another_rank_than_0_is_read(tmp_path: Path) -> None:
+    """'Step 0 has no input_ids and positions': only the files of rank 0 were looked at."""
+    folder = made.write_sg_dumper(tmp_path)
+    for path in folder.iterdir():
+        path.rename(path.with_name(path.name.replace("rank=0", "rank=3")))
+    assert open_capture(str(folder)).wiring == made.CANON
+    first = next(folder.iterdir())
+    shutil.copy(first, first.with_name(first.name.replace("step=0", "step=²")))
+    assert open_capture(str(folder)).wiring == made.CANON
 
 
 def stages(root: Path) -> list[Path]:
@@ -172,6 +275,44 @@ def test_one_stage_of_a_pipeline_alone_names_no_other_layer(tmp_path: Path) -> N
     shutil.rmtree(first.parent)
     last = open_capture(str(save(tmp_path / "other", held(tmp_path, *range(4, 8), embed=False), pp=1)))
     assert sorted(last.boundaries) == [4, 5, 6, 7] and last.slots == ()
+
+
+def test_a_stage_that_one_rank_alone_lacks_is_named(tmp_path: Path) -> None:
+    """TP0 without its last stage was read as if the target had no more layers; TP1, which has both, was not looked at."""
+    first = held(tmp_path, *range(4), norm=False)
+    second = held(tmp_path, *range(4, made.LAYERS), embed=False)
+    paths = {
+        (tp, pp): save(tmp_path / "run", (first, second)[pp], tp=tp, pp=pp, tps=2) for tp in (0, 1) for pp in (0, 1)
+    }
+    assert not any("there is no" in note for note in open_capture(str(tmp_path / "run")).notes)
+    shutil.rmtree(paths[0, 1].parent)
+    words = r"TP0_PP1_\.\.\. of another, which 'TP1_PP1_Rank3_pid73' is of TP1; copy .*, or give "
+    for spec in (tmp_path / "run", paths[0, 0]):
+        with pytest.raises(DrafttraceError, match=rf"no folder {words}'{paths[1, 0]}', whose rank has them all\.$"):
+            open_capture(str(spec))
+    whole = open_capture(str(paths[1, 0]))
+    assert tuple(sorted(whole.boundaries)) == WHOLE
+    assert "of the processes of this run there is no folder TP0_PP1_..." in whole.notes
+
+
+def test_a_pass_that_one_rank_alone_lacks_is_named(tmp_path: Path) -> None:
+    """Of a pass that rank 0 had not written there was no sample, and no word."""
+    value = held(tmp_path, *range(made.LAYERS))
+    paths = [save(tmp_path / "run", value, tp=tp, tps=4) for tp in (0, 1, 3)]
+    for path in paths[1:]:
+        shutil.copy(path, path.with_name("Pass00001.pt"))
+    paths[1].unlink()
+    notes = open_capture(str(tmp_path / "run")).notes
+    gone = "no folder of rank TP2, no 'Pass00000.pt' in 'TP1_PP0_Rank1_pid71'"
+    assert f"of the processes of this run there is {gone}" in notes
+    assert "this process has no 'Pass00001.pt', which 'TP1_PP0_Rank1_pid71' has: no sample is made of that" in notes
+    done = convert(str(tmp_path / "run"), tmp_path / "out.safetensors", to="safetensors")
+    assert set(notes) <= set(done.notes)
+
+
+def test_a_stage_that_no_rank_has_is_named(tmp_path: Path) -> None:
+    last = open_capture(str(save(tmp_path / "run", held(tmp_path, *range(4, 8), embed=False), pp=1)))
+    assert "of the processes of this run there is no folder of stage PP0 of the pipeline" in last.notes
 
 
 def test_stages_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:

@@ -272,7 +272,9 @@ def holds_the_rest(capture: Capture, case: Case, whole: variants.Held, name: str
         lost = found.slots != whole.slots
         assert lost is any(note.startswith("no slots: ") for note in capture.notes)
         # Without the final norm the pass may be of the first stage of a pipeline.
-        assert lost is (name in {"model.norm", *(f"model.layers.{k}.input_layernorm" for k in made.CANON)})
+        top = f"model.layers.{made.LAYERS - 1}"  # what it hands on proves that it is the last layer
+        proof = {"model.norm", f"{top}.post_attention_layernorm", f"{top}.mlp.down_proj"}
+        assert lost is (name in proof | {f"model.layers.{k}.input_layernorm" for k in made.CANON})
         assert (found.last is None) is (name == "model.norm")
     elif found.slots != whole.slots or found.last != whole.last or name in STATE_FIELDS:
         assert any(f"{name} is None" in note for note in capture.notes), capture.notes

@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import functools
 import os
-import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from drafttrace.tracer.capture import Capture
 from drafttrace.tracer.dumps import build
 from drafttrace.tracer.dumps.document import Document, open_document
+from drafttrace.tracer.dumps.folder_files import (
+    SUFFIXES,
+    data_files,
+    every_file,
+    natural,
+    others_than,
+    sample_files,
+    samples_below,
+)
 from drafttrace.tracer.dumps.no_samples import (
     WEIGHTS,
-    is_sidecar,
     refuse_format_of_trace,
     refuse_no_samples,
     refuse_unfinished,
 )
 from drafttrace.tracer.dumps.numbering import inside, numbered
 from drafttrace.tracer.dumps.registry import (
-    MOST_SAMPLES,
     FolderLayout,
     Layout,
     Request,
@@ -33,29 +39,43 @@ from drafttrace.tracer.dumps.registry import (
 )
 from drafttrace.tracer.errors import DrafttraceError, UnknownFormat, UnreadableFile
 
-_SUFFIXES = (".pt", ".ckpt", ".ckpt.gz", ".pt.gz", ".pth", ".bin", ".safetensors", ".npz", ".h5", ".hdf5")
-_TEXT = ".json"
-_MAYBE_TRACES = (".h5", ".hdf5")
 _PROBES = 12
+_MOST_NAMED = 6
 
 
 @dataclass(frozen=True)
 class Collection:
     """The samples of a path. layout: the id; why: how it was recognised.
 
-    left_out: files of the folder that are of another format than the one asked for, traces, and parts of folders that
-    are dumps by themselves. overruled: no file is of the format asked for by its content, so all are read as if they were.
+    left_out: names of the files of the folder that are none of its samples, such as those of another format than the one
+    asked for, traces, and parts of folders that are dumps by themselves. overruled: no file is of the format asked for by
+    its content, so all are read as if they were.
     """
 
     path: Path
     layout: Layout | FolderLayout
     why: str
     refs: Sequence[SampleRef]
-    left_out: int = 0
+    left_out: tuple[str, ...] = ()
     overruled: bool = False
 
     def read(self, ref: SampleRef, request: Request) -> Capture:
         """One sample. Raises DrafttraceError with what is wrong with it."""
+        capture = self._read(ref, request)
+        return replace(capture, notes=(*capture.notes, *self.notes)) if self.notes else capture
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is to be said of the folder, whichever of its samples is read."""
+        if not self.left_out:
+            return ()
+        named = ", ".join(f"'{name}'" for name in self.left_out[:_MOST_NAMED])
+        more = len(self.left_out) - _MOST_NAMED
+        files = "1 file" if len(self.left_out) == 1 else f"{len(self.left_out)} files"
+        named += f" and {more} more" if more > 0 else ""
+        return (f"{files} of the folder left out, of another format than {self.layout.id}: {named}",)
+
+    def _read(self, ref: SampleRef, request: Request) -> Capture:
         if isinstance(self.layout, FolderLayout):
             return self.layout.read(self.path, ref, request)
         document = open_document(ref.file)
@@ -66,12 +86,7 @@ class Collection:
                 f"The folder '{self.path}' mixes formats: '{ref.file.name}' is {layout.id}, the others are "
                 f"{self.layout.id}; give one file, or move the others away."
             )
-        capture = self.layout.read(document, ref.inner, request)
-        if not self.left_out:
-            return capture
-        files = "1 file" if self.left_out == 1 else f"{self.left_out} files"
-        note = f"{files} of the folder left out, of another format than {self.layout.id}"
-        return replace(capture, notes=(*capture.notes, note))
+        return self.layout.read(document, ref.inner, request)
 
     def spec(self, ref: SampleRef) -> str | None:
         """``PATH#i`` of one of several samples, where the path of its file would name others, too; else None."""
@@ -221,7 +236,7 @@ def _run_folder(path: Path, format_id: str | None) -> Path:
 
 def _open_folder(path: Path, format_id: str | None, request: Request) -> Collection:
     refuse_unfinished(path)
-    path = _run_folder(path, format_id)
+    given, path = path, _run_folder(path, format_id)
     found = [
         (layout, why)
         for layout in folder_layouts().values()
@@ -235,26 +250,32 @@ def _open_folder(path: Path, format_id: str | None, request: Request) -> Collect
         samples = folder_layout.samples(path)
         if not samples:
             raise UnreadableFile(f"The folder '{path}' holds no samples of {folder_layout.id}; dump it again.")
-        return Collection(path, folder_layout, why, samples)
+        others = others_than(data_files(given), folder_layout.parts(path, samples))
+        return Collection(path, folder_layout, why, samples, _names(given, others))
     if format_id is not None:
         _refuse_folder_format(path, format_id)
-    files, left_out = samples_below(path)
+    files, others = samples_below(path)
     if not files:
-        model = next((file.name for file in _walk(path) if WEIGHTS.fullmatch(file.name)), None)
+        model = next((file.name for file in every_file(path) if WEIGHTS.fullmatch(file.name)), None)
         if model is not None:
             raise UnknownFormat(
                 f"The folder '{path}' holds weights ('{model}') and no samples: it looks like a model, which is given with "
                 "--target or --draft; give the folder of the dump that the trainer wrote."
             )
         raise UnknownFormat(
-            f"The folder '{path}' holds no file that could be a dump ({', '.join(_SUFFIXES[:7])}); give the folder that "
+            f"The folder '{path}' holds no file that could be a dump ({', '.join(SUFFIXES[:7])}); give the folder that "
             "the trainer wrote."
         )
     if format_id is not None:
         asked_for = _asked_for(path, files, format_id, request)
-        return replace(asked_for, left_out=asked_for.left_out + left_out)
+        return replace(asked_for, left_out=asked_for.left_out + _names(path, others))
     layout, reason = _common_layout(path, files, request)
-    return Collection(path, layout, reason, numbered(path, layout, files), left_out)
+    return Collection(path, layout, reason, numbered(path, layout, files), _names(path, others))
+
+
+def _names(folder: Path, files: Sequence[Path]) -> tuple[str, ...]:
+    """The files' names below the folder, in natural order."""
+    return tuple(sorted((os.path.relpath(path, folder) for path in files), key=natural))
 
 
 def _asked_for(folder: Path, files: Sequence[Path], format_id: str, request: Request) -> Collection:
@@ -280,81 +301,12 @@ def _asked_for(folder: Path, files: Sequence[Path], format_id: str, request: Req
     if False in others:
         chosen = [path for path, other in zip(files, others, strict=True) if other is not True]
         refs = numbered(folder, layout, chosen)
-        return Collection(folder, layout, layout.title, refs, left_out=len(files) - len(chosen))
+        left_out = _names(folder, others_than(files, chosen))
+        return Collection(folder, layout, layout.title, refs, left_out)
     if True not in others:
         raise problems[0]
     refuse_format_of_trace(files[0], format_id)
     return Collection(folder, layout, build.FORCED, numbered(folder, layout, files), overruled=True)
-
-
-def sample_files(folder: Path) -> list[Path]:
-    """Every file below a folder that could be a sample, in natural order; links to folders are followed once."""
-    return _samples_among(folder, _files_below(folder))
-
-
-def samples_below(folder: Path) -> tuple[list[Path], int]:
-    """Those of :func:`sample_files` that are samples of one dump, and how many files besides are none: traces, and the
-    parts of a folder that is a dump by itself. Where no tensors are there besides, they are all that there is."""
-    from drafttrace.tracer.open import is_trace_file
-
-    files = _files_below(folder)
-    parts = {place for place in {path.parent for path in files} - {folder} if _is_one_dump(place)}
-    kept = [p for p in files if p.parent not in parts and not (p.suffix in _MAYBE_TRACES and is_trace_file(p))]
-    others = len(files) - len(kept)
-    if others and all(path.suffix == _TEXT for path in kept):
-        kept, others = files, 0
-    return _samples_among(folder, kept), others
-
-
-def _is_one_dump(folder: Path) -> bool:
-    try:
-        return any(layout.detect(folder) is not None for layout in folder_layouts().values())
-    except DrafttraceError:  # whoever reads its files says so
-        return False
-
-
-def _files_below(folder: Path) -> list[Path]:
-    return [path for path in _walk(folder) if path.name.endswith((*_SUFFIXES, _TEXT)) and not is_sidecar(path)]
-
-
-def _samples_among(folder: Path, files: Sequence[Path]) -> list[Path]:
-    tensors = [path for path in files if path.suffix != _TEXT]  # beside these, JSON says something of them
-    return sorted(tensors or files, key=lambda path: _natural(str(path.relative_to(folder))))
-
-
-def _walk(folder: Path) -> Iterator[Path]:
-    """Every readable file below. A link to a folder is followed (dumps live on other disks), once, and never one to a
-    folder above, which would be a loop."""
-    count = 0
-    root = os.path.realpath(folder)
-    seen = {root}
-
-    def enters(where: str, name: str) -> bool:
-        if name.startswith((".", "__pycache__")):
-            return False
-        real = os.path.realpath(os.path.join(where, name))
-        if real in seen or os.path.join(root, "").startswith(os.path.join(real, "")):
-            return False
-        seen.add(real)
-        return True
-
-    for where, folders, names in os.walk(folder, followlinks=True):
-        folders[:] = [name for name in sorted(folders) if enters(where, name)]
-        for name in names:
-            path = Path(where, name)
-            if name.startswith(".") or not os.path.isfile(path):
-                continue
-            count += 1
-            if count > MOST_SAMPLES:
-                raise UnreadableFile(
-                    f"The folder '{folder}' holds more than {MOST_SAMPLES} files; give one below it."
-                )
-            yield path
-
-
-def _natural(text: str) -> list[tuple[int, int, str]]:
-    parts = re.split(r"(\d+)", text)
-    return [(0, int(part), "") if part.isascii() and part.isdigit() else (1, 0, part) for part in parts]
 
 
 def _spread(files: Sequence[Path]) -> list[Path]:

@@ -29,14 +29,14 @@ from drafttrace.tracer.dumps.registry import (
 )
 from drafttrace.tracer.dumps.sglang_processes import (
     about_draft,
-    is_summed,
+    missing_beside,
     of_one_run,
     other_stages,
     rank_of,
     ranks_beside,
     refuse_draft,
 )
-from drafttrace.tracer.dumps.sglang_states import EMBED, LAYER, NORM, Outputs, collect, slots_of
+from drafttrace.tracer.dumps.sglang_states import LAYER, Outputs, collect, is_needed, slots_of
 from drafttrace.tracer.dumps.tensor import Tensor
 from drafttrace.tracer.errors import DrafttraceError, UnreadableFile
 from drafttrace.tracer.rows import Rows
@@ -104,7 +104,7 @@ def _capture(
             f"'{path}' has no request {run} in this forward pass: it has {len(runs)}; count from 0."
         )
     start, stop = runs[run]
-    found = collect(outputs, count, request, summed=is_summed(path))
+    found = collect(outputs, count, request)
 
     def part(tensor: Tensor, name: str) -> Rows:
         return build.rows(tensor.cut(0, start, stop), name, path)
@@ -242,10 +242,14 @@ def _read_pass(document: Document, inner: int, request: Request) -> Capture:
     rank, ranks = rank_of(path), ranks_beside(path)
     if rank is not None and ranks > 1:
         notes.insert(0, f"rank {rank} of {ranks} ranks")
+    if rank is not None:
+        notes += missing_beside(path)
     return replace(made, notes=(*made.notes, *notes, *about_draft(path)))
 
 
 # --- dumper folders ------------------------------------------------------------------------------------------
+
+_OUTPUT = re.compile(r"(?:non_intrusive__)?(.+)\.output(?:\.(\d+))?")
 
 
 def _tags(path: Path) -> dict[str, str]:
@@ -257,6 +261,16 @@ def _dumper_files(folder: Path) -> list[tuple[Path, dict[str, str]]]:
     return [(path, tags) for path, tags in files if {"name", "dump_index"} <= set(tags)]
 
 
+def _first_rank(files: Sequence[tuple[Path, dict[str, str]]]) -> str:
+    """The lowest rank that wrote files, as their names spell it: where several did, every one has the stream."""
+    ranks = {tags.get("rank", "0") for _path, tags in files}
+    return min(ranks, key=lambda rank: (_number(rank) is None, _number(rank) or 0, rank), default="0")
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isascii() and text.isdigit() else None
+
+
 def _detect_dumper(folder: Path) -> str | None:
     if not _dumper_files(folder):
         return None
@@ -266,10 +280,13 @@ def _detect_dumper(folder: Path) -> str | None:
 def _dumper_samples(folder: Path) -> Sequence[SampleRef]:
     """Every request of every step, in their order; named as their steps where each step is of one request."""
     files: dict[int, dict[str, Path]] = {}
-    for path, tags in _dumper_files(folder):
-        if tags.get("step", "").isdigit():
-            step = files.setdefault(int(tags["step"]), {})
-            if tags.get("rank", "0") == "0":
+    named = _dumper_files(folder)
+    rank = _first_rank(named)
+    for path, tags in named:
+        number = _number(tags.get("step"))
+        if number is not None:
+            step = files.setdefault(number, {})
+            if tags.get("rank", "0") == rank:
                 step[tags["name"]] = path
     counts = {step: _requests_in(folder, step, named) for step, named in sorted(files.items())}
     if max(counts.values(), default=0) <= 1:
@@ -299,19 +316,20 @@ def _dumper_batch(folder: Path, step: int, plain: Mapping[str, Tensor | None]) -
 def _read_dumper(folder: Path, ref: SampleRef, request: Request) -> Capture:
     outputs: dict[str, dict[int, Tensor]] = {}
     plain: dict[str, Tensor] = {}
-    ranks: set[str] = set()
-    for path, tags in _dumper_files(folder):
-        if tags.get("step") != str(ref.inner):
-            continue
-        ranks.add(tags.get("rank", "0"))
-        if tags.get("rank", "0") != "0":
-            continue
-        _sort_in(path, tags["name"], outputs, plain)
+    named = _dumper_files(folder)
+    rank = _first_rank(named)
+    of_step = [(path, tags) for path, tags in named if _number(tags.get("step")) == ref.inner]
+    ranks = {tags.get("rank", "0") for _path, tags in of_step}
+    own = [(path, tags["name"]) for path, tags in of_step if tags.get("rank", "0") == rank]
+    modules = [output[1] for _path, name in own if (output := _OUTPUT.fullmatch(name)) is not None]
+    top = max((int(layer[1]) for module in modules if (layer := LAYER.search(module))), default=-1)
+    for path, name in own:
+        _sort_in(path, name, top, outputs, plain)
     batch = _dumper_batch(folder, ref.inner, plain)
     ordered = {name: [parts[k] for k in sorted(parts)] for name, parts in outputs.items()}
     why = _detect_dumper(folder) or build.FORCED
     made = _capture(folder, "SG-DUMPER", why, ordered, batch, ref.part, request)
-    notes = made.notes if len(ranks) == 1 else (*made.notes, f"rank 0 of {len(ranks)} ranks")
+    notes = made.notes if len(ranks) == 1 else (*made.notes, f"rank {rank} of {len(ranks)} ranks")
     if len(batch.runs) > 1:
         notes = (*notes, f"request {ref.part} of the {len(batch.runs)} of step {ref.inner}")
     return replace(made, notes=notes)
@@ -324,10 +342,15 @@ def _value_of(path: Path) -> Tensor | None:
     return value if isinstance(value, Tensor) else None
 
 
-def _sort_in(path: Path, name: str, outputs: dict[str, dict[int, Tensor]], plain: dict[str, Tensor]) -> None:
-    """Put one dumped tensor where its name says: an output ``k`` of a module, or a plain field."""
-    output = re.fullmatch(r"(?:non_intrusive__)?(.+)\.output(?:\.(\d+))?", name)
-    wanted = output is not None and (LAYER.search(output[1]) or EMBED.search(output[1]) or NORM.search(output[1]))
+def _sort_in(
+    path: Path, name: str, top: int, outputs: dict[str, dict[int, Tensor]], plain: dict[str, Tensor]
+) -> None:
+    """Put one dumped tensor where its name says: an output ``k`` of a module, or a plain field. Others are not opened.
+
+    top: the highest layer of the step.
+    """
+    output = _OUTPUT.fullmatch(name)
+    wanted = output is not None and is_needed(output[1], top)
     if not wanted and name not in {*_NEEDED, _LENGTHS}:
         return
     value = _value_of(path)
@@ -362,5 +385,6 @@ register(
         _read_dumper,
         many_runs=True,
         ids="B(id)",
+        parts=lambda folder, _samples: [path for path, _tags in _dumper_files(folder)],
     )
 )

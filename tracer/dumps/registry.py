@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -113,10 +113,15 @@ class SampleRef:
     part: int = 0
 
 
+def _files_of_samples(_folder: Path, samples: Sequence[SampleRef]) -> Collection[Path]:
+    return {ref.file for ref in samples}
+
+
 @dataclass(frozen=True)
 class FolderLayout:
     """A layout of a whole folder, with files that mean nothing alone. many_runs: its writer is told a base folder, and
-    makes one such folder in it for each run. project, ids: as of a Layout."""
+    makes one such folder in it for each run. parts: the files that hold its samples; others in it are none of it.
+    project, ids: as of a Layout."""
 
     id: str
     project: str
@@ -126,6 +131,7 @@ class FolderLayout:
     read: Callable[[Path, SampleRef, Request], Capture]
     many_runs: bool = False
     ids: str = ""
+    parts: Callable[[Path, Sequence[SampleRef]], Collection[Path]] = _files_of_samples
 
 
 _LAYOUTS: dict[str, Layout] = {}

@@ -9,14 +9,19 @@ Source: SGLang ``srt/model_executor/model_runner_components/load_model_utils.py`
 
 from __future__ import annotations
 
+import functools
+import itertools
+import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from drafttrace.tracer.dumps.registry import refuse_runs
 from drafttrace.tracer.errors import DrafttraceError, UnreadableFile
 
 _PROCESS = re.compile(r"TP(\d+)_PP(\d+)_Rank(\d+)_pid\d+")
+_PASS = re.compile(r"Pass\d+\.pt")
+_MOST_NAMED = 4
 _DRAFT, _TARGET = "draft", "target"
 # What a draft has and no target: EAGLE-1 and EAGLE-3 join two states before the first layer, MTP layers do, too.
 _OF_DRAFT = re.compile(r"(?:^|\.)(?:model\.fc|model\.eh_proj|(?:layers\.0|midlayer)\.hidden_norm)$")
@@ -45,14 +50,6 @@ def _processes(base: Path) -> dict[int, list[Path]]:
 def ranks_beside(path: Path) -> int:
     """How many ranks dumped passes beside the one that wrote ``path``; 0 where that cannot be seen."""
     return len(_processes(path.parent.parent))
-
-
-def is_summed(path: Path) -> bool:
-    """Whether no other tensor-parallel rank dumped passes beside ``path``, with its part of every sum."""
-    named = _PROCESS.fullmatch(path.parent.name)
-    beside = [folder.name for folders in _processes(path.parent.parent).values() for folder in folders]
-    others = [other for name in beside if (other := _PROCESS.fullmatch(name)) is not None]
-    return named is None or all(other[1] == named[1] for other in others)
 
 
 def of_one_run(folder: Path, files: Sequence[Path]) -> Sequence[Path]:
@@ -106,28 +103,102 @@ def about_draft(path: Path) -> list[str]:
     ]
 
 
+def _places(base: Path) -> dict[tuple[int, int], list[Path]]:
+    """The folders of :func:`_processes` by tensor-parallel rank and stage of the pipeline."""
+    found: dict[tuple[int, int], list[Path]] = {}
+    for folder in itertools.chain.from_iterable(_processes(base).values()):
+        named = _PROCESS.fullmatch(folder.name)
+        if named is not None:
+            found.setdefault((int(named[1]), int(named[2])), []).append(folder)
+    return found
+
+
 def other_stages(path: Path) -> list[Path]:
     """The same pass as the other stages of the pipeline wrote it, of the same tensor-parallel rank.
 
-    Raises DrafttraceError where a stage was started twice, UnreadableFile where it lacks the pass.
+    Raises DrafttraceError where a stage was started twice, UnreadableFile where one that another rank has is not there
+    of this rank, or lacks the pass.
     """
     named = _PROCESS.fullmatch(path.parent.name)
     if named is None:
         return []
-    stages: dict[int, list[Path]] = {}
-    for folders in _processes(path.parent.parent).values():
-        for folder in folders:
-            other = _PROCESS.fullmatch(folder.name)
-            if other is not None and other[1] == named[1] and other[2] != named[2]:
-                stages.setdefault(int(other[2]), []).append(folder)
+    places = _places(path.parent.parent)
+    own, stages = int(named[1]), sorted({stage for _tp, stage in places} - {int(named[2])})
     found: list[Path] = []
-    for _stage, folders in sorted(stages.items()):
+    for stage in stages:
+        folders = places.get((own, stage), [])
         refuse_runs(path.parent.parent, folders)
-        file = folders[0] / path.name
-        if not file.is_file():
-            raise UnreadableFile(
-                f"'{path}' is of one stage of a pipeline, and there is no '{file}' of another; copy the folders of all "
-                "stages, or move that one away."
+        if folders and (folders[0] / path.name).is_file():
+            found.append(folders[0] / path.name)
+            continue
+        if folders:
+            lacks = f"there is no '{folders[0] / path.name}' of another"
+        else:
+            other = next(places[place][0] for place in sorted(places) if place[1] == stage)
+            lacks = (
+                f"there is no folder TP{own}_PP{stage}_... of another, which '{other.name}' is of TP{_tp_of(other)}"
             )
-        found.append(file)
+        raise UnreadableFile(
+            f"'{path}' is of one stage of a pipeline, and {lacks}; copy the folders of all stages"
+            f"{_whole_rank(path, places)}."
+        )
     return found
+
+
+def _tp_of(folder: Path) -> int:
+    named = _PROCESS.fullmatch(folder.name)
+    return -1 if named is None else int(named[1])
+
+
+def _whole_rank(path: Path, places: Mapping[tuple[int, int], Sequence[Path]]) -> str:
+    """``, or give PATH``: the same pass of a rank that has it of every stage; empty where there is none."""
+    stages = {stage for _tp, stage in places}
+    for tp in sorted({tp for tp, _stage in places}):
+        files = [places.get((tp, stage), [path])[0] / path.name for stage in sorted(stages)]
+        if all(file.is_file() for file in files):
+            return f", or give '{files[0]}', whose rank has them all"
+    return ""
+
+
+def missing_beside(path: Path) -> list[str]:
+    """What the other processes of the run should have beside the pass ``path`` and do not, and what they have of passes
+    that this one lacks. The pass is read all the same: each tensor-parallel rank has the whole stream."""
+    places = _places(path.parent.parent)
+    if not places:  # a folder that may not be listed
+        return []
+    ranks, stages = {tp for tp, _stage in places}, {stage for _tp, stage in places}
+    gone = [f"no folder of stage PP{stage} of the pipeline" for stage in range(max(stages)) if stage not in stages]
+    gone += [f"no folder of rank TP{tp}" for tp in range(min(ranks), max(ranks)) if tp not in ranks]
+    for tp, stage in itertools.product(sorted(ranks), sorted(stages)):
+        folders = places.get((tp, stage), [])
+        if not folders:
+            gone.append(f"no folder TP{tp}_PP{stage}_...")
+        elif not any((folder / path.name).is_file() for folder in folders):
+            gone.append(f"no '{path.name}' in '{folders[0].name}'")
+    notes = [f"of the processes of this run there is {_few(gone)}"] if gone else []
+    own = _passes_in(path.parent)
+    for folders in places.values():
+        more = sorted(_passes_in(folders[0]) - own)
+        if more:
+            names = _few([f"'{name}'" for name in more])
+            notes.append(f"this process has no {names}, which '{folders[0].name}' has: no sample is made of that")
+            break
+    return notes
+
+
+def _few(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NAMED
+    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _passes_in(folder: Path) -> frozenset[str]:
+    """The passes in a process's folder by name; none where it cannot be read."""
+    try:
+        return _listed(folder, folder.stat().st_mtime_ns)
+    except OSError:
+        return frozenset()
+
+
+@functools.lru_cache(maxsize=256)
+def _listed(folder: Path, _changed: int) -> frozenset[str]:
+    return frozenset(name for name in os.listdir(folder) if _PASS.fullmatch(name))

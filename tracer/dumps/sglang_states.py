@@ -2,8 +2,8 @@
 
 SGLang's fused norm returns ``(normed, residual)``, so the second output of ``layers.{k}.input_layernorm`` is the residual
 stream that enters layer k: B(k); that of the final norm is B(n), and n stands in no file. A dump may hold some of the
-layers (``--debug-tensor-dump-layers``, a rank of a pipeline) and the final norm all the same, so n is counted only
-where the layers from 0 on, the final norm, and nothing in the numbers against it, are there.
+layers (``--debug-tensor-dump-layers``, a rank of a pipeline) and the final norm all the same, so n is known only where
+the numbers show that what the highest layer hands on is what the final norm takes in, or where it is told.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from drafttrace.tracer.rows import Rows
 LAYER = re.compile(r"(?:^|\.)layers\.(\d{1,4})\.input_layernorm$")
 EMBED = re.compile(r"(?:^|\.)(?:embed_tokens|embeddings|wte)$")
 NORM = re.compile(r"(?:^|\.)(?:model|backbone)\.norm$")
+# What layer k hands on: the stream after its attention, and what its MLP adds to it.
+ENDING = re.compile(r"(?:^|\.)layers\.(\d{1,4})\.(post_attention_layernorm|mlp|mlp\.down_proj)$")
 _SOURCE = "module name: the second output of layers.k.input_layernorm is the stream entering layer k"
 _PROBED = 64  # rows
 # Of what the last layer adds to the stream: rounding is far below it, the layers that a dump leaves out are above it.
@@ -40,7 +42,7 @@ class States:
 
     layers: n, where it is known. shown: the layers that have a norm of their input. odd: outputs of the residual stream
     that have another number of rows, and are left out. unnamed: whether the stream before the final norm is there, and
-    left out, for nobody says which boundary it is.
+    left out, for nobody says which boundary it is. told: the n that the target was said to have.
     """
 
     boundaries: dict[int, Tensor]
@@ -49,6 +51,7 @@ class States:
     shown: tuple[int, ...]
     odd: tuple[str, ...] = ()
     unnamed: bool = False
+    told: int | None = None
 
     @property
     def held(self) -> str:
@@ -57,9 +60,8 @@ class States:
         return names + (", and the last one, whose number is not known" if self.unnamed else "")
 
 
-def collect(outputs: Outputs, count: int, request: Request, *, summed: bool = True) -> States:
-    """The states of a pass of ``count`` rows. outputs: module name -> its output tensors in order. summed: whether what
-    an MLP returns is whole; one rank of several returns its part of the sum."""
+def collect(outputs: Outputs, count: int, request: Request) -> States:
+    """The states of a pass of ``count`` rows. outputs: module name -> its output tensors in order."""
     found: dict[int, Tensor] = {}
     shown: set[int] = set()
     last: Tensor | None = None
@@ -75,7 +77,7 @@ def collect(outputs: Outputs, count: int, request: Request, *, summed: bool = Tr
         elif NORM.search(name) and tensors:
             last = tensors[0]
             final = tensors[1] if len(tensors) == 2 else None
-    n = _layers(outputs if summed else {}, shown, last is not None, final, request.layers)
+    n = _layers(outputs, shown, final, request.layers)
     if final is not None and n is not None:
         found[n] = final
     fits = {k: tensor for k, tensor in sorted(found.items()) if tensor.shape and tensor.shape[0] == count}
@@ -83,37 +85,56 @@ def collect(outputs: Outputs, count: int, request: Request, *, summed: bool = Tr
     if last is not None and (not last.shape or last.shape[0] != count):
         odd.append(f"norm {list(last.shape)}")
         last = None
-    return States(fits, last, n, tuple(sorted(shown)), tuple(odd), final is not None and n is None)
+    unnamed = final is not None and n is None
+    return States(fits, last, n, tuple(sorted(shown)), tuple(odd), unnamed, request.layers)
 
 
-def _layers(outputs: Outputs, shown: set[int], normed: bool, final: Tensor | None, told: int | None) -> int | None:
-    """n: what is ``told`` where the pass shows no later layer, else the count of a pass that shows them all."""
-    whole = bool(shown) and normed and shown == set(range(len(shown)))
-    agrees = _reaches_the_norm(outputs, len(shown) - 1, final) if whole and final is not None else None
-    if agrees:
+def is_needed(module: str, top: int) -> bool:
+    """Whether :func:`collect` looks at a module's outputs. top: the highest layer of the pass."""
+    ending = ENDING.search(module)
+    if ending is not None:
+        return int(ending[1]) == top
+    return any(pattern.search(module) for pattern in (LAYER, EMBED, NORM))
+
+
+def _layers(outputs: Outputs, shown: set[int], final: Tensor | None, told: int | None) -> int | None:
+    """n: of a pass that proves to hold every layer, else what is ``told``, where the pass shows no later layer."""
+    whole = bool(shown) and shown == set(range(len(shown)))
+    if whole and final is not None and _reaches_the_norm(outputs, len(shown) - 1, final):
         return len(shown)
-    if told is not None and told > max(shown, default=-1):
-        return told
-    return len(shown) if whole and agrees is None else None
+    return told if told is not None and told > max(shown, default=-1) else None
 
 
-def _reaches_the_norm(outputs: Outputs, top: int, final: Tensor) -> bool | None:
-    """Whether layer ``top`` is the one before the final norm: its stream after attention and what its MLP adds are the
-    norm's stream. None where the pass does not hold both, or not of the same rows."""
-    attention = re.compile(rf"(?:^|\.)layers\.{top}\.post_attention_layernorm$")
-    added = re.compile(rf"(?:^|\.)layers\.{top}\.mlp(?:\.down_proj)?$")
-    streams = [tensors[1] for name, tensors in outputs.items() if attention.search(name) and len(tensors) == 2]
-    mlps = [tensors[0] for name, tensors in outputs.items() if added.search(name) and tensors]
-    if len(streams) != 1 or len(mlps) != 1:
-        return None
-    parts = [final, streams[0], mlps[0]]
+def _reaches_the_norm(outputs: Outputs, top: int, final: Tensor) -> bool:
+    """Whether the numbers prove that layer ``top`` is the one before the final norm: its stream after attention and what
+    its MLP adds are the norm's stream.
+
+    What proves nothing: a pass that does not hold both, one rank's part of a sum, and layers that scale what they add.
+    """
+    streams: list[Tensor] = []
+    added: list[Tensor] = []
+    for name, tensors in outputs.items():
+        ending = ENDING.search(name)
+        if ending is None or int(ending[1]) != top or not tensors:
+            continue
+        if ending[2] != "post_attention_layernorm":
+            added.append(tensors[0])
+        elif len(tensors) == 2:
+            streams.append(tensors[1])
+    return len(streams) == 1 and any(_is_sum(final, streams[0], step) for step in added)
+
+
+def _is_sum(final: Tensor, stream: Tensor, step: Tensor) -> bool:
+    """Whether ``final`` is the other two together, in most of the rows that can tell: padding and NaN tell nothing."""
+    parts = [final, stream, step]
     if len({part.shape for part in parts}) > 1 or final.ndim != 2 or any(part.float_kind is None for part in parts):
-        return None
+        return False
     rows = min(_PROBED, final.shape[0])
-    after, before, step = (part.cut(0, 0, rows).floats().astype(np.float64) for part in parts)
+    after, before, more = (part.cut(0, 0, rows).floats().astype(np.float64) for part in parts)
     with np.errstate(all="ignore"):
-        left = np.linalg.norm(after - before - step, axis=-1) / np.linalg.norm(after - before, axis=-1)
-    return bool(np.median(left) < _SAME_STREAM) if np.isfinite(left).all() else None
+        left = np.linalg.norm(after - before - more, axis=-1) / np.linalg.norm(after - before, axis=-1)
+    told = left[np.isfinite(left)]
+    return len(told) > 0 and bool(np.median(told) < _SAME_STREAM)
 
 
 def slots_of(
@@ -137,10 +158,7 @@ def slots_of(
         return tuple(Slot(f"layers.{k}", boundaries[k], k, _SOURCE) for k in wanted if k in boundaries), []
     n, name_them = states.layers, "name them with --layer-ids"
     if n is None:
-        shown = ", ".join(map(str, states.shown)) or "none"
-        last = ", and which boundary the stream before the final norm is" if states.unnamed else ""
-        why = f"the number of layers of the target is not known (the pass shows the layers {shown}){last}; give --target "
-        return (), [f"no slots: {why}DIR, or {name_them}; the boundaries are {states.held}"]
+        return (), [f"no slots: {_why_unknown(states)}, or {name_them}; the boundaries are {states.held}"]
     usual = canonical_wiring(n)
     if len(set(usual)) < len(usual) or any(k not in boundaries for k in usual):
         why = f"the pass does not hold every boundary of the default {wiring_name(usual)} of {n} layers"
@@ -151,3 +169,30 @@ def slots_of(
     if request.layers != n:
         source += f", n = {n} by the layers that the pass shows"
     return tuple(Slot(f"layers.{k}", boundaries[k], k, source) for k in usual), []
+
+
+def _why_unknown(states: States) -> str:
+    """Why n is not known, what would be if nothing is missing, and how to say it."""
+    if states.told is not None:
+        return (
+            f"the target was said to have {states.told} layers, and the pass shows layer {max(states.shown)}, so it is of "
+            "another one; give the target that was served"
+        )
+    why = f"the number of layers of the target is not known (the pass shows {_ranges(states.shown)})"
+    if states.unnamed:
+        why += ", nor which boundary the stream before the final norm is"
+        if states.shown == tuple(range(len(states.shown))) and states.shown:
+            why += f" ({boundary_name(len(states.shown))} if these are all layers, which the pass does not prove)"
+    return f"{why}; give --target DIR"
+
+
+def _ranges(layers: Sequence[int]) -> str:
+    """``the layers 0 to 3, 7``."""
+    runs: list[list[int]] = []
+    for k in layers:
+        if runs and k == runs[-1][1] + 1:
+            runs[-1][1] = k
+        else:
+            runs.append([k, k])
+    named = [str(a) if a == b else f"{a}{' to ' if b > a + 1 else ', '}{b}" for a, b in runs]
+    return f"the layers {', '.join(named)}" if named else "no layers"

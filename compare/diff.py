@@ -14,8 +14,8 @@ from drafttrace.compare.facts import CopyFacts, Facts, RowFacts, layers_of
 from drafttrace.compare.findings import diagnose
 from drafttrace.compare.findings.tokens import first_difference
 from drafttrace.compare.hypotheses import PER_CHANNEL, Doubles
-from drafttrace.compare.inside import look_inside
-from drafttrace.compare.judge import MISMATCH, overall, summary_of
+from drafttrace.compare.inside import InsideFacts, look_inside
+from drafttrace.compare.judge import MISMATCH, counted, overall, summary_of
 from drafttrace.compare.masks import find_mask_shifts
 from drafttrace.compare.measured import MeasuredSlot, measured_others, measured_slots
 from drafttrace.compare.oddrows import row_facts
@@ -109,6 +109,11 @@ def measure_noise(one: Capture, two: Capture) -> Noise:
         raise NothingToCompare(
             f"The two noise recordings '{one.path}' and '{two.path}' share no rows; record the same prompt twice."
         )
+    if not result.slots:
+        raise NothingToCompare(
+            f"The two noise recordings '{one.path}' and '{two.path}' have no slots to compare; record a server whose draft "
+            "has fc."
+        )
     far = max(result.slots, key=lambda slot: slot.rel_l2.p50, default=None)
     if far is not None and far.rel_l2.p50 > DEFAULT.noise:
         raise NothingToCompare(
@@ -187,6 +192,11 @@ def measure_slots(left: Capture, reference: Capture) -> tuple[MeasuredSlot, ...]
             f"No row of '{left.path}' belongs to one of '{reference.path}'; record the dump's own tokens, as 'drafttrace "
             "record --from-dump' does."
         )
+    if not (left.slots and reference.slots):
+        bare = left if not left.slots else reference
+        raise NothingToCompare(
+            f"'{bare.path}' has no slots to measure; give a trace or dump that has some, or name them (layer_ids)."
+        )
     return tuple(measured_slots(left, sides, alignment, locate_all(alignment, sides, DEFAULT)))
 
 
@@ -229,16 +239,16 @@ def _finish(work: _Work, judging: _Judging) -> Result:
     )
     compared = _was_compared(work, facts)
     findings = diagnose(facts, compared)
-    lasts = tuple(s for s in work.others if s.slot == -1) if not (left.slots or work.slots) else ()
-    verdict = overall(work.slots or lasts, findings, compared)
-    ours = assemble.side_info(left)
+    verdict = overall(counted(work.slots, work.others, len(left.slots)), findings, compared)
+    sides = (assemble.side_info(left), assemble.side_info(reference) if reference is not None else None)
+    pairing = assemble.alignment_info(work.alignment, left, first_difference(facts))
     return Result(
         verdict=verdict,
         exit_code=EXIT_CODES[verdict],
-        summary=summary_of(verdict, findings, work.slots, ours if reference is None else None),
-        left=ours,
-        reference=assemble.side_info(reference) if reference is not None else None,
-        alignment=assemble.alignment_info(work.alignment, left, first_difference(facts)),
+        summary=summary_of(verdict, findings, work.slots, sides, pairing),
+        left=sides[0],
+        reference=sides[1],
+        alignment=pairing,
         slots=work.slots,
         others=work.others,
         matrix=assemble.cross_matrix(facts.cross),
@@ -272,7 +282,7 @@ def _norm_weights(left: Capture, location: Location | None, read: NormWeights) -
 def _was_compared(work: _Work, facts: Facts) -> bool:
     """Whether there is anything to judge. A few tokens that any two prompts share (a BOS, a header) are nothing."""
     if work.reference is None:
-        return _has_something(work.left)
+        return _was_looked_into(work.left, facts.inside)
     alignment = work.alignment
     if alignment is None or len(alignment) == 0:
         return False
@@ -282,6 +292,8 @@ def _was_compared(work: _Work, facts: Facts) -> bool:
     return bool(work.slots or work.others) or facts.inside.fc_ran is False
 
 
-def _has_something(left: Capture) -> bool:
-    """Whether one trace alone holds anything that can be checked."""
-    return len(left.table) > 0 and (left.draft is not None or bool(left.probes))
+def _was_looked_into(left: Capture, inside: InsideFacts) -> bool:
+    """Whether one trace alone holds anything that could be checked: rows of a draft, or what is wrong without any."""
+    checked = len(left.table) > 0 and left.draft is not None and len(left.draft.table) > 0
+    silent = any(probe.expected > 0 and probe.fired == 0 for probe in left.probes)
+    return checked or silent or bool(inside.broken) or inside.fc_ran is False

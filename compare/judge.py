@@ -7,7 +7,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from drafttrace.compare.result import EXIT_CODES, FAULT, Finding, Judged, Result, SideInfo, SlotResult
+from drafttrace.compare.result import (
+    EXIT_CODES,
+    FAULT,
+    AlignmentInfo,
+    Finding,
+    Judged,
+    Result,
+    SideInfo,
+    SlotResult,
+)
 from drafttrace.compare.thresholds import Limits, Thresholds, slot_limits
 from drafttrace.tracer.errors import DrafttraceError
 
@@ -39,6 +48,11 @@ def judge_slot(slot: SlotResult, thresholds: Thresholds) -> SlotResult:
     if slot.outlier_rows and verdict == MATCH:
         verdict = NOISE
     return replace(slot, verdict=verdict, judged=Judged(rel, limits.match, limits.noise, limits.against))
+
+
+def counted(slots: Sequence[SlotResult], others: Sequence[SlotResult], left_slots: int) -> tuple[SlotResult, ...]:
+    """The states whose levels make the verdict: the slots; where the left side has none, what was compared besides."""
+    return tuple(slots) if slots or left_slots else tuple(others)
 
 
 def overall(slots: Sequence[SlotResult], findings: Sequence[Finding], compared: bool) -> str:
@@ -73,12 +87,13 @@ def rejudge(result: Result, thresholds: Thresholds) -> Result:
     found = [f for f in result.findings if f.id not in _BY_LEVEL]
     found = [f for f in found if not f.judged_by_level or set(f.slots) & bad]
     compared = result.verdict != INCOMPARABLE or any(slot.rows for slot in slots)
+    judged = counted(slots, others, len(result.left.slots))
     if compared:
         found += find_unexplained(slots, others, found, thresholds)
-        ending = Ending(result.acceptance, len(slots), result.reference is None, thresholds)
-        found += conclusion(ending, found, overall(slots, found, compared))
+        ending = Ending.of(result.acceptance, slots, others, (result.left, result.reference), thresholds)
+        found += conclusion(ending, found, overall(judged, found, compared))
     findings = in_order(found)
-    verdict = overall(slots, findings, compared)
+    verdict = overall(judged, findings, compared)
     return replace(
         result,
         slots=slots,
@@ -87,7 +102,7 @@ def rejudge(result: Result, thresholds: Thresholds) -> Result:
         thresholds=thresholds,
         verdict=verdict,
         exit_code=EXIT_CODES[verdict],
-        summary=summary_of(verdict, findings, slots, result.left if result.reference is None else None),
+        summary=summary_of(verdict, findings, slots, (result.left, result.reference), result.alignment),
     )
 
 
@@ -122,9 +137,13 @@ def _recounted(slot: SlotResult, before: Thresholds, thresholds: Thresholds) -> 
 
 
 def summary_of(
-    verdict: str, findings: Sequence[Finding], slots: Sequence[SlotResult] = (), alone: SideInfo | None = None
+    verdict: str,
+    findings: Sequence[Finding],
+    slots: Sequence[SlotResult],
+    sides: tuple[SideInfo, SideInfo | None],
+    alignment: AlignmentInfo,
 ) -> str:
-    """One or two sentences: the first fault, or that nothing is wrong. alone: the left side where there is no reference."""
+    """One or two sentences: the first fault, or that nothing is wrong. sides: left and reference, if there is one."""
     faults = [f for f in findings if f.severity == FAULT]
     tokens = [f for f in faults if f.id in {"no-overlap", "template-divergence"}]
     if verdict == INCOMPARABLE and tokens:
@@ -132,26 +151,57 @@ def summary_of(
     if faults:
         return " ".join(f.summary for f in faults[:2])
     empty = [slot.slot for slot in slots if slot.rows == 0]
-    if verdict == INCOMPARABLE and empty and len(empty) < len(slots):
+    if verdict == INCOMPARABLE and empty and len(empty) == len(slots):
+        return "Nothing could be compared: no slot has a row on both sides; record again with all taps on."
+    if verdict == INCOMPARABLE and empty:
         names = " and ".join(f"slot {number}" for number in empty)
         verb = "has" if len(empty) == 1 else "have"
         return f"The other slots match, but {names} {verb} no row on both sides: record again with all taps on."
     first = next((f.summary for f in findings if f.id in {"none", "downstream", "no-overlap"}), "")
     if first:
         return first
-    if verdict == INCOMPARABLE and alone is not None:
-        return _nothing_inside(alone)
+    if verdict == INCOMPARABLE:
+        left, reference = sides
+        return (
+            _nothing_inside(left, alignment) if reference is None else _nothing_between(left, reference, alignment)
+        )
     words = {
         MATCH: "Everything that was compared matches.",
         NOISE: "The differences are noise: unstructured, and smaller than the distance to a neighbouring boundary.",
         MISMATCH: "The hidden states differ.",
-        INCOMPARABLE: "Nothing could be compared.",
     }
     return words[verdict]
 
 
-def _nothing_inside(left: SideInfo) -> str:
+def _nothing_between(left: SideInfo, reference: SideInfo, alignment: AlignmentInfo) -> str:
+    """Why two sides have nothing that could be compared, and what to give."""
+    if left.slots and reference.slots:
+        return (
+            f"Nothing could be compared: no more than {alignment.rows_compared} rows of the two sides are known to belong "
+            f"together; record the dump's own tokens: drafttrace record --from-dump {reference.path}."
+        )
+    return (
+        f"Nothing could be compared: '{left.path}' holds {_held(left)}, '{reference.path}' {_held(reference)}, and nothing "
+        "of that is the same thing on both sides; name the slots with --layer-ids or --slots, or give a trace and a dump "
+        "that have some."
+    )
+
+
+def _held(side: SideInfo) -> str:
+    """The states of a side in words."""
+    held = [f"{len(side.slots)} slots" if side.slots else "no slots"]
+    if side.last is not None:
+        norm = {"pre": " before the final norm", "post": " after the final norm"}.get(side.last_norm or "", "")
+        held.append(f"a last state{norm}")
+    if side.boundaries:
+        held.append(f"the boundaries {', '.join(side.boundaries)}")
+    return " and ".join(held)
+
+
+def _nothing_inside(left: SideInfo, alignment: AlignmentInfo) -> str:
     """Why one side alone tells nothing, and what to give."""
+    if left.format.startswith("drafttrace.trace") and alignment.rows_left == 0:
+        return f"'{left.path}' holds no rows, so there is nothing to check; record the request again."
     if left.format.startswith("drafttrace.trace"):
         return (
             f"'{left.path}' holds no rows of a draft to check against those of its target; give what training stored: "

@@ -212,7 +212,8 @@ class Capture:
 
     @property
     def hidden_size(self) -> int | None:
-        """Width H of one slot; None for a capture without slots and last state."""
+        """Width H of one slot, or of another state where there is none; None for a capture without any state."""
         if self.slots:
             return self.slots[0].rows.width
-        return self.last.rows.width if self.last is not None else None
+        others = [state.rows for state in (self.last, self.embed) if state is not None]
+        return next((rows.width for rows in (*others, *self.boundaries.values())), None)

@@ -12,7 +12,7 @@ import pkgutil
 from drafttrace.compare.facts import Facts
 from drafttrace.compare.findings.base import FINDERS, in_order
 from drafttrace.compare.findings.level import Ending, conclusion, find_unexplained
-from drafttrace.compare.judge import overall
+from drafttrace.compare.judge import counted, overall
 from drafttrace.compare.result import Finding
 
 _loaded = False
@@ -37,6 +37,8 @@ def diagnose(facts: Facts, compared: bool) -> tuple[Finding, ...]:
     found = [finding for one in finders if paired or one.unpaired for finding in one.find(facts)]
     if compared:
         found += find_unexplained(facts.slots, facts.others, found, facts.thresholds)
-        ending = Ending(facts.acceptance, len(facts.slots), facts.reference is None, facts.thresholds)
-        found += conclusion(ending, found, overall(facts.slots, found, compared))
+        sides = (facts.left, facts.reference)
+        ending = Ending.of(facts.acceptance, facts.slots, facts.others, sides, facts.thresholds)
+        judged = counted(facts.slots, facts.others, len(facts.left.slots))
+        found += conclusion(ending, found, overall(judged, found, compared))
     return in_order(found)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -67,14 +68,38 @@ _UNCOVERED = 0.05  # a smaller share of tokens outside the draft's vocabulary is
 _NAMES = {-1: "The last state", -2: "The embedding"}
 
 
+class HasSlots(Protocol):
+    """A capture, or what a result says of one."""
+
+    @property
+    def slots(self) -> Sequence[object]: ...
+
+
 @dataclass(frozen=True)
 class Ending:
-    """What a conclusion is drawn from. alone: there was no reference."""
+    """What a conclusion is drawn from. slots: how many were compared. others: what was compared besides, as slot numbers.
+    bare: the sides that have no slots ("left", "reference"). alone: there was no reference."""
 
     acceptance: Acceptance
     slots: int
+    others: tuple[int, ...]
+    bare: tuple[str, ...]
     alone: bool
     thresholds: Thresholds
+
+    @staticmethod
+    def of(
+        acceptance: Acceptance,
+        slots: Sequence[SlotResult],
+        others: Sequence[SlotResult],
+        sides: tuple[HasSlots, HasSlots | None],
+        thresholds: Thresholds,
+    ) -> Ending:
+        """sides: left and reference, if there is one."""
+        named = zip(("left", "reference"), sides, strict=True)
+        bare = tuple(name for name, side in named if side is not None and not side.slots)
+        compared = tuple(state.slot for state in others)
+        return Ending(acceptance, len(slots), compared, bare, sides[1] is None, thresholds)
 
 
 def unexplained_of(slot: SlotResult) -> Finding:
@@ -139,7 +164,8 @@ def find_unexplained(
         yield odd
     # The training targets come from the last state; a fault that has no slot may be its cause.
     if not any(not f.slots for f in faults) and not any(f.id == "last-not-last" for f in found):
-        yield from (unexplained_of(s) for s in others if s.slot == -1 and s.verdict == "mismatch")
+        alone = not slots  # then nothing else speaks of the embedding
+        yield from (unexplained_of(s) for s in others if (s.slot == -1 or alone) and s.verdict == "mismatch")
 
 
 def conclusion(ending: Ending, found: Sequence[Finding], verdict_without: str) -> tuple[Finding, ...]:
@@ -154,6 +180,8 @@ def conclusion(ending: Ending, found: Sequence[Finding], verdict_without: str) -
     low, shown = judged_low(acceptance, ending.thresholds)
     if ending.alone:
         return (_alone(acceptance, consumed, low), *_uncovered(acceptance))
+    if not ending.slots:
+        return (_without_slots(ending, verdict_without), *_uncovered(acceptance))
     if low and acceptance.fc_in in {"equal", "normed", "unknown"}:
         told = _downstream(ending, consumed) if shown else _hardly_shown(ending, consumed)
         return (told, *_uncovered(acceptance))
@@ -170,6 +198,33 @@ def conclusion(ending: Ending, found: Sequence[Finding], verdict_without: str) -
             severity=NOTE,
         ),
         *_uncovered(acceptance),
+    )
+
+
+def _without_slots(ending: Ending, verdict: str) -> Finding:
+    """What was compared where there are no slots to compare; of them it says nothing."""
+    names = [_NAMES[state] for state in sorted(ending.others, reverse=True)]
+    what = " and ".join([*names[:1], *(name[0].lower() + name[1:] for name in names[1:])])
+    one = len(names) == 1
+    does = (
+        ("matches" if one else "match")
+        if verdict == "match"
+        else f"{'differs' if one else 'differ'} by noise alone"
+    )
+    who: dict[tuple[str, ...], str] = {
+        ("left",): "the left side has none",
+        ("reference",): "the reference has none",
+    }
+    return finding(
+        "none",
+        f"{what} {does}, and no slots were compared: {who.get(ending.bare, 'neither side has any')}"
+        f"{_observed(ending.acceptance)}.",
+        confidence=0.5,
+        evidence={**_evidence(ending.acceptance), "compared": [name.lower() for name in names]},
+        remedy="What fc reads is not looked at here. Give sides that hold slots: the trace of a server whose draft has fc, "
+        "and a dump with aux states; in a pass of SGLang name them with --layer-ids, in a file of no known layout with "
+        "--slots.",
+        severity=NOTE,
     )
 
 

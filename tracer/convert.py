@@ -34,7 +34,9 @@ from drafttrace.tracer.dumps.registry import FieldMap, Request
 from drafttrace.tracer.errors import DrafttraceError, OutputExists
 from drafttrace.tracer.open import is_trace_file, open_capture, read_sample, split_spec
 from drafttrace.tracer.output import refuse_device
+from drafttrace.tracer.target_weights import said_of
 
+SCHEMA = "drafttrace.conversion/1"
 # What may be given up on purpose, with ``lose``.
 LOSSES = (
     "layer-ids",
@@ -53,14 +55,33 @@ _OF_SAMPLES = frozenset(("sample-numbers", "later-passes"))
 
 @dataclass(frozen=True)
 class Converted:
-    """What was written. paths: the files of one sample, or the folder of several. samples: how many there are.
+    """What was read and written. paths: the files of one sample, or the folder of several. samples: how many are there.
 
-    left_out: what of a recording was given up, the padding, and the samples that were left out.
+    source: what was read, as ``PATH`` or ``PATH#i``; format, recognised_by: what it is, and why. layout: of ``paths``.
+    left_out: what of a recording was given up, the padding, and the samples that were left out. notes: what the readers
+    say of the files, such as which of a folder are none of its samples.
     """
 
     paths: tuple[Path, ...]
     left_out: tuple[str, ...]
+    source: str
+    format: str
+    recognised_by: str
+    layout: str
+    notes: tuple[str, ...]
     samples: int = 1
+
+    def to_json(self) -> dict[str, Any]:
+        """The machine form, ``drafttrace.conversion/1``."""
+        return {
+            "schema": SCHEMA,
+            "source": {"path": self.source, "format": self.format, "recognised_by": self.recognised_by},
+            "layout": self.layout,
+            "paths": [str(path) for path in self.paths],
+            "samples": self.samples,
+            "left_out": list(self.left_out),
+            "notes": list(self.notes),
+        }
 
 
 @dataclass(frozen=True)
@@ -117,7 +138,7 @@ def convert(
     Raises DrafttraceError naming what the layout cannot hold, OutputExists where ``out`` is taken.
     """
     layout = _layout(to, lose, mask)
-    asked = _of_target(request or Request(), target)
+    asked = said_of(target, request or Request())
     how = _Asked(layout, asked, frozenset(lose), target, mask == "ones")
     refuse_in_place(split_spec(spec)[0], out)
     refuse_device(out)
@@ -138,16 +159,15 @@ def convert(
             open_collection(path, "MAPPED" if mapping is not None and format is None else format, asked),
             sample if number is None else number,
         ) from None
-    return Converted(_write_one(source, layout, out), tuple(left_out_of(source, to)))
-
-
-def _of_target(asked: Request, target: Path | None) -> Request:
-    if target is None:
-        return asked
-    from drafttrace.tracer.target_weights import read_shape
-
-    shape = read_shape(target)
-    return asked.told(shape.hidden_size, shape.layers)
+    return Converted(
+        _write_one(source, layout, out),
+        tuple(left_out_of(source, to)),
+        source=capture.spec or capture.path,
+        format=capture.format,
+        recognised_by=capture.recognised_by,
+        layout=to,
+        notes=capture.notes,
+    )
 
 
 def _layout(to: str, lose: Sequence[str], mask: str | None) -> OutLayout:
@@ -221,7 +241,16 @@ def _write_all(
         force=force,
     )
     written = convert_all(run, progress)
-    return Converted((out,), written.left_out, written.samples)
+    return Converted(
+        (out,),
+        written.left_out,
+        source=str(several.path),
+        format=several.layout.id,
+        recognised_by=several.why,
+        layout=how.layout.id,
+        notes=written.notes,
+        samples=written.samples,
+    )
 
 
 def _cut_of(several: Collection, number: int, how: _Asked, read: Request) -> Sample:

@@ -215,7 +215,7 @@ def _to_v1(source: Sample, out: Path) -> None:
 def _to_specforge(source: Sample, out: Path) -> None:
     layout = "The SpecForge layout"
     refuse_ids(source, layout)
-    refuse_sweep(source, layout)
+    refuse_sweep(source, layout, normed=True)
     slots = source.capture.slots
     if len(slots) != 3:
         raise DrafttraceError(

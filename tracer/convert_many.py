@@ -11,9 +11,11 @@ A pass that begins after token 0 is no training sample; where the user says so, 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import re
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +31,7 @@ from drafttrace.tracer.dumps.folder import Collection
 from drafttrace.tracer.dumps.registry import SampleRef
 from drafttrace.tracer.errors import DrafttraceError, OutputExists, UnreadableFile
 
+_MOST_NOTES = 100
 Progress = Callable[[int, int], None]
 
 
@@ -52,10 +55,11 @@ class Run:
 
 @dataclass(frozen=True)
 class Written:
-    """How many samples were written, and what was left out, of all samples together."""
+    """How many samples were written, what was left out, and what their readers say, of all samples together."""
 
     samples: int
     left_out: tuple[str, ...]
+    notes: tuple[str, ...]
 
 
 def convert_all(run: Run, progress: Progress | None = None) -> Written:
@@ -80,7 +84,9 @@ def convert_all(run: Run, progress: Progress | None = None) -> Written:
             "or choose another, the same command goes on from there."
         ) from None
     return Written(
-        len(told.places), (*_added(told.left_out), *passes_left_out(told.later, len(run.collection.refs)))
+        len(told.places),
+        (*_added(told.left_out), *passes_left_out(told.later, len(run.collection.refs))),
+        tuple(_counted(told.notes, len(told.places))),
     )
 
 
@@ -161,8 +167,10 @@ def _pattern(layout: OutLayout) -> str:
 
 @dataclass
 class _Told:
-    """What is known of a run so far. later: the samples that were left out; places: the files of the others."""
+    """What is known of a run so far. later: the samples that were left out; places: the files of the others. notes: how
+    many of these have each."""
 
+    notes: Counter[str] = field(default_factory=Counter)
     places: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     later: dict[int, LaterRows] = field(default_factory=dict)
@@ -214,6 +222,7 @@ def _write_next(
         return
     number = _number(run, ref, told)
     companions.add(number, source)
+    told.notes.update(dict.fromkeys(source.capture.notes, 1))
     told.left_out += left_out_of(source, run.layout.id)
     _write_one(run.layout, folder, number, source, ref, journal)
     told.places.append(run.layout.name(number))
@@ -251,6 +260,14 @@ def _digest(source: Sample, ref: SampleRef) -> str:
         hashlib.sha256(source.all_tokens.tobytes()).hexdigest(),
     )
     return hashlib.sha256(repr(said).encode()).hexdigest()[:32]
+
+
+def _counted(notes: Mapping[str, int], samples: int) -> Iterator[str]:
+    """Each note once, and of how many samples it is told where not of all."""
+    for note, count in itertools.islice(notes.items(), _MOST_NOTES):
+        yield note if count == samples else f"{note} ({count} {'sample' if count == 1 else 'samples'})"
+    if (more := len(notes) - _MOST_NOTES) > 0:
+        yield f"{more} more notes of single samples; drafttrace inspect shows those of each"
 
 
 def _added(left_out: Iterable[str]) -> Iterator[str]:

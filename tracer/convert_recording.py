@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from drafttrace.tracer.boundary import boundary_name
 from drafttrace.tracer.capture import Capture
 from drafttrace.tracer.errors import DrafttraceError
 
@@ -86,7 +87,12 @@ def is_reduced(source: Sample) -> bool:
 
 def left_out_of(source: Sample, layout: str) -> Iterator[str]:
     """What the conversion leaves behind: what was given up, the padding, and tokens that never had a row."""
+    from drafttrace.tracer.convert_sample import before_norm
+
     yield from recording_of(source, layout)
+    last, kept = source.capture.last, "last-state" not in source.lose
+    if layout in _BEFORE_NORM and last is not None and kept and before_norm(source) is not None:
+        yield f"the last state '{last.name}': {boundary_name(source.layers)}, which it is after the final norm, is stored"
     if not is_trace(source.capture):
         if _spare(source):
             yield f"{_spare(source)} rows that are padding, rejected or computed twice"
@@ -95,6 +101,8 @@ def left_out_of(source: Sample, layout: str) -> Iterator[str]:
         yield from _origin(source.capture, layout)
 
 
+# Layouts that store the last state before the final norm.
+_BEFORE_NORM = ("safetensors", "speculators-v1", "speculators")
 # What a reference says of its making, besides what it holds.
 ORIGIN = ("target", "target_hash", "dtype", "asked_dtype", "asked_device_map", "made_with")
 

@@ -216,14 +216,19 @@ def refuse_last_boundary(source: Sample, layout: str) -> None:
     refuse(source, "layer-ids", layout, why)
 
 
-def refuse_sweep(source: Sample, layout: str) -> None:
-    """For layouts without boundaries besides the slots and the last state B(n), which they hold before the norm."""
+def refuse_sweep(source: Sample, layout: str, *, normed: bool = False) -> None:
+    """For layouts without boundaries besides the slots and the last state B(n), which they hold before the norm.
+
+    normed: they hold it after the norm, so that B(n) itself is there only where it was made from that.
+    """
     capture = source.capture
     held = {slot.boundary: slot.rows for slot in capture.slots if slot.boundary is not None}
     last = capture.last
     if last is not None and last.norm is Norm.PRE:
         n = last.boundary if last.boundary is not None else source.layers
         held |= {n: last.rows} if n is not None and n not in held else {}
+    elif not normed and source.layers is not None and (before := before_norm(source)) is not None:
+        held.setdefault(source.layers, before)
     own = set(capture.boundaries) | ({0} if capture.embed is not None else set())
     spare = sorted(own - set(held))
     if spare:
@@ -272,12 +277,30 @@ def need_mask(source: Sample, layout: str) -> Ints:
     return source.mask
 
 
+def before_norm(source: Sample) -> Rows | None:
+    """B(n), which stands before the final norm, where the source holds it by its name besides a last state after it."""
+    capture, n = source.capture, source.layers
+    if n is None or n not in capture.boundaries or covered(source, n) < len(source):
+        return None
+    last = capture.last
+    return (
+        capture.boundaries[n]
+        if last is None or (last.norm is not Norm.PRE and last.boundary in {None, n})
+        else None
+    )
+
+
 def last_on(source: Sample, wanted: Norm, layout: str, *, may_lose: bool = False) -> Rows:
     """The last state on the wanted side of the final norm. Raises DrafttraceError where it is not to be had.
 
     may_lose: the layout can do without.
     """
-    last = source.capture.last
+    last, before = source.capture.last, before_norm(source)
+    if wanted is Norm.PRE and before is not None:
+        return before
+    unsure = last is None or last.norm is Norm.UNKNOWN
+    if unsure and before is not None and source.target is not None:
+        return _Normed(before, source.target)
     if last is None:
         raise DrafttraceError(
             f"'{source.capture.path}' has no last state, and {inside(layout)} stores one; choose another layout, such "
@@ -294,6 +317,8 @@ def last_on(source: Sample, wanted: Norm, layout: str, *, may_lose: bool = False
         remedy = "give --target DIR to norm it"
     elif last.norm is Norm.UNKNOWN and source.capture.format == "MAPPED":
         remedy = f"say where it stands with --last-norm {wanted}"
+    elif source.layers is None and source.capture.boundaries:
+        remedy = "give --target DIR, which tells whether one of its boundaries is that state"
     else:
         remedy = "make it with drafttrace reference --target DIR"
     if may_lose:

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from drafttrace.tracer import output
-from drafttrace.tracer.commands.common import TRAINING, Quiet, Verbose, examples
+from drafttrace.tracer.commands.common import TRAINING, Json, Quiet, Verbose, examples
 from drafttrace.tracer.commands.reading import (
     Boundaries,
     HiddenSize,
@@ -24,6 +24,12 @@ from drafttrace.tracer.commands.reading import (
     TokensName,
     said,
 )
+from drafttrace.tracer.printable import printable
+
+if TYPE_CHECKING:
+    from drafttrace.tracer.convert import Converted
+
+_MOST_NOTES = 6
 
 
 class Layout(StrEnum):
@@ -95,6 +101,7 @@ def convert(
         bool,
         typer.Option("--force", help="Replace a trace or dump at OUT; one of several only where convert wrote it."),
     ] = False,
+    json_out: Json = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
@@ -105,6 +112,8 @@ def convert(
     """
     from drafttrace.tracer.convert import convert as write
 
+    output.refuse_stdout(out, "A conversion")
+    output.refuse_twice(json_out, out)
     dump = said(hidden_size, layer_ids, slots, tokens, last, last_norm, mask, boundaries)
     with _progress(quiet) as progress:
         written = write(
@@ -121,14 +130,21 @@ def convert(
             force=force,
             progress=progress,
         )
-    if quiet:
-        return
+    output.emit(json_out, written.to_json, lambda: _show(written), quiet=quiet)
+
+
+def _show(written: Converted) -> None:
+    """The files on standard output; what the readers say of the source on standard error."""
     console = output.console()
     for path in written.paths:
         many = f": {written.samples} samples" if written.samples > 1 else ""
-        console.print(f"{path}{many}", markup=False, soft_wrap=True)
+        console.print(printable(f"{path}{many}"), markup=False, soft_wrap=True)
     for what in written.left_out:
-        console.print(f"left out: {what}", markup=False, style="dim", soft_wrap=True)
+        console.print(printable(f"left out: {what}"), markup=False, style="dim", soft_wrap=True)
+    more = len(written.notes) - _MOST_NOTES
+    told = [*written.notes[:_MOST_NOTES], *([f"{more} more; --json tells all"] if more > 0 else [])]
+    for note in told:
+        print(f"drafttrace: note: {printable(note)}", file=sys.stderr)
 
 
 def add_to(app: typer.Typer) -> None:

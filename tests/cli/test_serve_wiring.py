@@ -216,3 +216,31 @@ def test_another_hub_is_not_looked_up_in_this_ones_cache(tmp_path: Path) -> None
     fetched(tmp_path / "hub", "org/target", TARGET)
     done = serve(tmp_path, "B0,B3,B9999", *HUB, SGLANG_USE_MODELSCOPE="true")
     assert done.returncode == 0 and "could not be checked before the start" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (
+            ("--dir", "X", "--", *BOTH),
+            "'--dir' before '--' is no option of 'drafttrace serve'; write it after '--' if it is",
+        ),
+        (("--dir", "X", "--", *BOTH), " --dir X', or give --trace-dir."),
+        (("--tokn=x", "--", *BOTH), "'--tokn' before '--' is no option of 'drafttrace serve'; write"),
+        (("--tokn=x", "--", *BOTH), ", or give --token."),
+        (("--tp", "2", "--", *BOTH), "if it is SGLang's, as in 'drafttrace serve -- --model-path"),
+        (("stray", "--", *BOTH), "'stray' before '--' is no option"),
+        (("--dir", "X", "--"), "'--dir' before '--'"),
+    ],
+)
+def test_an_option_before_the_dashes_that_is_not_ours_does_not_go_to_sglang(
+    given: tuple[str, ...], words: str, tmp_path: Path
+) -> None:
+    """``serve --dir X -- ...`` started SGLang with '--dir X', and traces went elsewhere."""
+    done = subprocess.run(
+        [sys.executable, "-m", "drafttrace.tracer.cli", "serve", *given], capture_output=True, text=True, timeout=120,
+        cwd=tmp_path, env={**os.environ, "NO_COLOR": "1"},
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert words in done.stderr and len(done.stderr.strip().splitlines()) == 1, done.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 import os
 import shlex
@@ -83,12 +84,22 @@ def _exec(arguments: list[str], extra: Mapping[str, str]) -> None:
     os.execvpe(command[0], command, {**os.environ, **extra})
 
 
-def _refuse_mixed(arguments: list[str], line: list[str]) -> None:
-    """SGLang's options without the '--' before them: one of theirs that is also one of ours would be taken for ours."""
+def _refuse_mixed(arguments: list[str], line: list[str], own: list[str]) -> None:
+    """SGLang's options without the '--' before them: one of theirs that is also one of ours would be taken for ours, and
+    one of ours that is misspelt would go to SGLang. own: our options."""
     if "--" not in line:
         raise DrafttraceError(
             f"'{arguments[0]}' is no option of 'drafttrace serve'; write SGLang's arguments after '--', as in "
             f"'drafttrace serve -- {shlex.join(arguments)}'."
+        )
+    theirs = line[line.index("--") + 1 :]
+    strays = arguments[: len(arguments) - len(theirs)]
+    if strays:
+        name = strays[0].split("=", 1)[0]
+        near = difflib.get_close_matches(name, own, 1)
+        raise DrafttraceError(
+            f"'{name}' before '--' is no option of 'drafttrace serve'; write it after '--' if it is SGLang's, as in "
+            f"'drafttrace serve -- {shlex.join([*theirs, *strays])}'{f', or give {near[0]}' if near else ''}."
         )
 
 
@@ -124,7 +135,7 @@ def serve(
     """
     if not context.args:
         raise DrafttraceError("There are no SGLang arguments; write them after '--', at least --model-path.")
-    _refuse_mixed(context.args, sys.argv)
+    _refuse_mixed(context.args, sys.argv, [name for one in context.command.params for name in one.opts])
     asked = _normal_wiring(wiring, context.args)
     try:
         trace_dir.mkdir(parents=True, exist_ok=True)

@@ -196,7 +196,7 @@ def check(
     return audit(
         Path(target),
         Path(draft),
-        dump=None if dump is None else _capture(dump),
+        dump=None if dump is None else _of_target(dump, target),
         trained=None if trained is None else tuple(trained),
         sglang_version=sglang_version,
         hash_weights=hash_weights,
@@ -224,7 +224,7 @@ def replay(
 
     given = [captures] if isinstance(captures, (str, os.PathLike, Capture)) else list(captures)
     return run(
-        [_capture(source) for source in given],
+        [_of_target(source, target) for source in given],
         Path(draft),
         Path(target),
         wirings=wirings,
@@ -307,6 +307,17 @@ def _paths(given: PathLike | Sequence[PathLike]) -> list[Path]:
 
 def _capture(source: Source, like: Capture | None = None) -> Capture:
     return source if isinstance(source, Capture) else open(source, like=like)
+
+
+def _of_target(source: Source, target: PathLike) -> Capture:
+    """A capture of the target in that folder, which may tell what the file does not: its layers, and how wide a slot is."""
+    from drafttrace.tracer.dumps.registry import Request
+    from drafttrace.tracer.open import open_capture
+    from drafttrace.tracer.target_weights import said_of
+
+    if isinstance(source, Capture):
+        return source
+    return open_capture(os.fspath(source), request=said_of(Path(target), Request(), lenient=True))
 
 
 def _sides(left: Source, reference: Source | None) -> tuple[Capture, Capture | None]:

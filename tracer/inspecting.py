@@ -21,6 +21,7 @@ from drafttrace.tracer.open import open_numbered
 from drafttrace.tracer.position_rows import TakenRows, position_rows
 from drafttrace.tracer.row_statistics import RowStatistics, row_statistics, statistics_together
 from drafttrace.tracer.rows import Rows
+from drafttrace.tracer.target_weights import TargetWeights, said_of
 from drafttrace.tracer.value_checks import Check, check_stored_shift, check_values
 
 __all__ = ["Inspection", "StateView", "inspect_capture", "render"]
@@ -143,18 +144,10 @@ def inspect_capture(
     target: folder of the target, for the checks by value. tokenizer: folder with tokenizer.json; default the target.
     Raises DrafttraceError where the file cannot be read.
     """
-    asked = request or Request()
-    if target is not None:
-        from drafttrace.tracer.target_weights import read_shape
-
-        shape = read_shape(target)
-        asked = asked.told(shape.hidden_size, shape.layers)
-    asked = dataclasses.replace(asked, lenient=True)
+    asked = dataclasses.replace(said_of(target, request or Request()), lenient=True)
     capture, count = open_numbered(spec, format=format, sample=sample, mapping=mapping, request=asked)
     checks = check_stored_shift(capture)
     if target is not None:
-        from drafttrace.tracer.target_weights import TargetWeights
-
         checks += check_values(capture, TargetWeights(target))
     text = _text(capture, tokenizer or target, tokenizer is not None)
     return _inspection(capture, count, checks, text, target)

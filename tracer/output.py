@@ -10,12 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from drafttrace.tracer import report_file
 from drafttrace.tracer.errors import OutputExists
 from drafttrace.tracer.printable import utf8
 from drafttrace.tracer.report_file import dump_json as dump_json
 from drafttrace.tracer.report_file import is_stream
-from drafttrace.tracer.report_file import write_bytes as write_bytes
-from drafttrace.tracer.report_file import write_text as write_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -57,8 +56,40 @@ def check_writable(path: Path, *, force: bool, what: str = "output") -> None:
     os.unlink(probe)
 
 
+STDOUT = "-"
+
+
+def takes_stdout(*paths: Path | str | None) -> bool:
+    """Whether one of the outputs is standard output, ``-``: then nothing else is printed there."""
+    return any(path is not None and str(path) == STDOUT for path in paths)
+
+
+def refuse_stdout(path: Path | None, what: str) -> None:
+    """Raise OutputExists for ``-`` where a file is needed, such as one of HDF5. what: as a sentence begins with it."""
+    if takes_stdout(path):
+        raise OutputExists(f"{what} cannot be written to standard output ('-'); give a file name.")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a report to a file, whole or not at all, or to standard output, ``-``."""
+    write_bytes(path, utf8(text))
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """:func:`write_text` for what is no text."""
+    if not takes_stdout(path):
+        report_file.write_bytes(path, data)
+        return
+    if b"\0" in data and sys.stdout.isatty():
+        raise OutputExists("A picture cannot be shown by a terminal; give a file name, or pipe it into a program.")
+    _to_stdout(data)
+
+
 def refuse_twice(*paths: Path | str | None) -> None:
-    """Raise OutputExists where two outputs of one command are one file: the second would replace the first."""
+    """Raise OutputExists where two outputs of one command are one file: the second would replace the first, or on
+    standard output no program could tell where it begins."""
+    if sum(takes_stdout(path) for path in paths) > 1:
+        raise OutputExists("Two outputs go to standard output ('-'); give all but one of them a file name.")
     named = [Path(path) for path in paths if path is not None and str(path) != "-"]
     files = [path for path in named if not is_stream(path)]
     for index, path in enumerate(files):
@@ -74,8 +105,12 @@ def refuse_device(path: Path, what: str = "output") -> None:
 
 def write_json(text: str) -> None:
     """JSON on standard output, always in UTF-8: its reader is a program, whatever the terminal can show."""
+    _to_stdout(utf8(text))
+
+
+def _to_stdout(data: bytes) -> None:
     sys.stdout.flush()
-    sys.stdout.buffer.write(utf8(text))
+    sys.stdout.buffer.write(data)
     sys.stdout.buffer.flush()
 
 
@@ -85,7 +120,7 @@ def emit(
     """The two forms of every command's answer.
 
     ``target`` is the value of ``--json``: None prints only the human form, ``-`` only the machine form, a file name
-    both.
+    both. quiet: without the human form, as where another output is ``-`` (:func:`takes_stdout`).
     """
     if target == "-":
         write_json(dump_json(value()))

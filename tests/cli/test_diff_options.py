@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from edited_traces import edited
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -134,3 +135,20 @@ def test_thresholds_that_need_the_tensors_are_refused_with_the_command(tmp_path:
 def test_a_rank_s_trace_of_another_recording_is_refused() -> None:
     done = run("diff", FIXED, DUMP, "--rank-trace", LLAMA)
     assert done.returncode == 2 and "no two ranks of one request" in done.stderr
+
+
+def test_the_target_says_how_wide_a_slot_is(tmp_path: Path) -> None:
+    """'give --target DIR or --hidden-size H', and diff had no --target."""
+    sample = {
+        "input_ids": torch.arange(6),
+        "loss_mask": torch.ones(6).long(),
+        "hidden_states": torch.randn(1, 6, 3 * 96),
+    }
+    torch.save(sample, tmp_path / "data_0.ckpt")
+    torch.save(sample | {"loss_mask": torch.zeros(6).long()}, tmp_path / "data_1.ckpt")
+    command = ("diff", tmp_path / "data_0.ckpt", tmp_path / "data_1.ckpt")
+    told = run(*command)
+    assert told.returncode == 2 and "give --target DIR or --hidden-size H" in told.stderr
+    done = run(*command, "--target", ROOT / "pairs/tiny-kimi/target", "--json", "-")
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)["slots"]) == 3

@@ -85,6 +85,8 @@ def audit(
 
     bounds = tuple(threshold or ())
     DEFAULT.replaced(bounds)  # a wrong one is told before any work
+    output.refuse_stdout(out, "The table of an audit")
+    output.refuse_twice(json_out, out)
     if out.is_dir() or not out.absolute().parent.is_dir():
         raise DrafttraceError(f"The output '{out}' cannot be written; give a file name in a folder that exists.")
     ids, numbering = parse_ids(layer_ids)

@@ -76,7 +76,9 @@ def check(
         Path | None, typer.Option("--fix", metavar="OUT", help="Write a corrected copy of the draft's config.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an OUT that --fix wrote.")] = False,
-    markdown: Annotated[Path | None, typer.Option("--md", help="A report to paste into an issue.")] = None,
+    markdown: Annotated[
+        Path | None, typer.Option("--md", metavar="FILE|-", help="A report to paste into an issue.")
+    ] = None,
     json_out: Annotated[str | None, typer.Option("--json", metavar="FILE|-", help="The machine form.")] = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -91,6 +93,7 @@ def check(
     from drafttrace.tracer.few_samples import open_few
     from drafttrace.tracer.open import open_capture
     from drafttrace.tracer.served_paths import folder_of
+    from drafttrace.tracer.target_weights import said_of
 
     told = said(hidden_size, layer_ids, slots, tokens, last, last_norm, mask, boundaries)
     served = [open_capture(trace)] if trace is not None else []
@@ -105,7 +108,9 @@ def check(
             draft,
             dump=None
             if dump is None
-            else open_few(dump, format=dump_format, mapping=told.mapping, request=told.request),
+            else open_few(
+                dump, format=dump_format, mapping=told.mapping, request=said_of(target, told.request, lenient=True)
+            ),
             url_health=health,
             sglang_version=sglang_version,
             hash_weights=hash_weights,
@@ -117,6 +122,7 @@ def check(
     written = None
     if fix_to is not None and found.fix:
         written = fix(draft, fix_to, found.fix, target_dir=target, force=force)
+    quiet = quiet or output.takes_stdout(markdown)
     output.emit(json_out, found.to_json, lambda: render.terminal(found, output.console()), quiet=quiet)
     if fix_to is not None and json_out != "-" and not quiet:
         message = f"the corrected copy is in {written}" if written else "nothing in the config could be corrected"

@@ -12,6 +12,7 @@ import typer
 from drafttrace.tracer import output
 from drafttrace.tracer.commands.common import CAUSE, Quiet, Verbose, examples
 from drafttrace.tracer.commands.reading import (
+    PANEL,
     Boundaries,
     HiddenSize,
     LastName,
@@ -145,8 +146,12 @@ def diff(
     json_out: Annotated[
         str | None, typer.Option("--json", metavar="FILE|-", help="The result, machine form.")
     ] = None,
-    markdown: Annotated[Path | None, typer.Option("--md", help="A report to paste into an issue.")] = None,
-    html: Annotated[Path | None, typer.Option("--html", help="A self-contained page with plots.")] = None,
+    markdown: Annotated[
+        Path | None, typer.Option("--md", metavar="FILE|-", help="A report to paste into an issue.")
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE|-", help="A self-contained page with plots.")
+    ] = None,
     png: Png = None,
     noise: Annotated[
         tuple[str, str] | None,
@@ -187,6 +192,14 @@ def diff(
     ] = None,
     left_format: Annotated[str | None, typer.Option("--left-format", help="Read LEFT as this format.")] = None,
     reference_format: Annotated[str | None, typer.Option("--format", help="Read REFERENCE as this format.")] = None,
+    target: Annotated[
+        Path | None,
+        typer.Option(
+            "--target",
+            help="The target's folder: how many layers it has and how wide a slot is.",
+            rich_help_panel=PANEL,
+        ),
+    ] = None,
     hidden_size: HiddenSize = None,
     layer_ids: LayerIds = None,
     slots: SlotNames = None,
@@ -200,14 +213,19 @@ def diff(
 ) -> None:
     """Compare what the server computed with what training stored, and name the cause.
 
-    What a dump does not say is said of REFERENCE, or of LEFT alone; --hidden-size is of both. The names of fields (--slots,
-    --tokens and their like) are of LEFT where only LEFT is of no known layout, and of both where neither is of one.
+    What a dump does not say is said of REFERENCE, or of LEFT alone; --hidden-size and --target are of both. The names of
+    fields (--slots, --tokens and their like) are of LEFT where only LEFT is of no known layout, and of both where neither
+    is of one.
 
     Exit code: 0 match, 1 mismatch, 2 nothing could be compared.
     """
     from drafttrace.tracer.threads import one_blas_thread
 
     one_blas_thread()  # before anything imports numpy, as the readers' options do
+    from drafttrace.tracer.hub_cache import model_folder
+    from drafttrace.tracer.target_weights import said_of
+
+    served = None if target is None else model_folder(target, "target")
     output.refuse_twice(markdown, html, png, json_out)
     dump = said(hidden_size, layer_ids, slots, tokens, last, last_norm, mask, boundaries)
     with output.status("comparing", quiet=quiet, after=1.0):
@@ -220,13 +238,15 @@ def diff(
             left_format=left_format,
             reference_format=reference_format,
             mapping=dump.mapping,
-            request=dump.request,
+            request=said_of(served, dump.request),
             rank_traces=tuple(rank_trace or ()),
             others=tuple(others or ()),
             expected=expected,
         )
     write_reports(result, markdown=markdown, html=html, png=png)
-    output.emit(json_out, result.to_json, lambda: show(result), quiet=quiet)
+    output.emit(
+        json_out, result.to_json, lambda: show(result), quiet=quiet or output.takes_stdout(markdown, html, png)
+    )
     raise typer.Exit(result.exit_code)
 
 

@@ -72,7 +72,9 @@ Boundaries = Annotated[
 ]
 
 
-Png = Annotated[Path | None, typer.Option("--png", help="One picture of the plots (needs matplotlib).")]
+Png = Annotated[
+    Path | None, typer.Option("--png", metavar="FILE|-", help="One picture of the plots (needs matplotlib).")
+]
 
 
 @dataclass(frozen=True)

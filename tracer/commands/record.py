@@ -341,8 +341,7 @@ def record(
             f"{len(given)} prompts were given; give exactly one of --prompt, --prompt-file, --messages, --input-ids, "
             "--from-dump."
         )
-    if str(out) == "-":
-        raise DrafttraceError("A trace cannot be written to standard output ('-'); give -o a file name.")
+    output.refuse_stdout(out, "A trace")
     output.refuse_twice(out, json_out)
     output.check_writable(out, force=force, what="trace")
     if prompt is not None:

@@ -63,6 +63,8 @@ def redact(
     """
     from drafttrace.tracer.trace.redact import redact as write_copy
 
+    output.refuse_stdout(out, "A trace")
+    output.refuse_twice(json_out, out)
     with output.status("copying", quiet=quiet, after=1.0):
         fingerprint = write_copy(
             trace, out, salt=salt_of(salt_file), drop_embeddings=drop_embeddings, overwrite=force

@@ -142,6 +142,7 @@ def reference(
     from drafttrace.tracer.reference_samples import numbers_of, read_source
     from drafttrace.tracer.served_paths import folder_of
 
+    output.refuse_stdout(out, "A reference")
     which = _which(boundaries)
     stated = None if wiring is None else _wiring(wiring, "wiring")
     dump = said(hidden_size, layer_ids, slots, tokens, last, last_norm, mask, None)

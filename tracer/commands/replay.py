@@ -104,7 +104,9 @@ def replay(
     last_norm: LastNorm = None,
     mask: MaskName = None,
     boundaries: Boundaries = None,
-    markdown: Annotated[Path | None, typer.Option("--md", help="A report to paste into an issue.")] = None,
+    markdown: Annotated[
+        Path | None, typer.Option("--md", metavar="FILE|-", help="A report to paste into an issue.")
+    ] = None,
     json_out: Annotated[str | None, typer.Option("--json", metavar="FILE|-", help="The machine form.")] = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -115,15 +117,18 @@ def replay(
     """
     from drafttrace.compare.replay import render
     from drafttrace.compare.replay.run import replay as run
+    from drafttrace.tracer.hub_cache import model_folder
     from drafttrace.tracer.served_paths import folder_of
+    from drafttrace.tracer.target_weights import said_of
 
+    named = None if target is None else model_folder(target, "target")
     dump = said(hidden_size, layer_ids, slots, tokens, last, last_norm, mask, boundaries)
     captures = _captures(
         capture,
         every=every,
         format=format_,
         mapping=dump.mapping,
-        request=dump.request,
+        request=said_of(named, dump.request, lenient=True),
     )
     output.refuse_twice(markdown, json_out)
     with output.status("the draft runs", quiet=quiet):
@@ -141,6 +146,7 @@ def replay(
         )
     if markdown is not None:
         output.write_text(markdown, render.markdown(found))
+    quiet = quiet or output.takes_stdout(markdown)
     output.emit(json_out, found.to_json, lambda: render.terminal(found, output.console()), quiet=quiet)
     raise typer.Exit(found.exit_code)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,13 +31,31 @@ def read_result(file: Path) -> Result:
     return load_result(text)
 
 
+def _piped() -> Result:
+    """The result that another command writes into a pipe, as ``diff --json -`` does."""
+    from drafttrace.compare.result import load_result
+
+    try:
+        return load_result(sys.stdin.buffer.read().decode("utf-8"))
+    except UnicodeDecodeError:
+        raise DrafttraceError(
+            "The result on standard input is not UTF-8 text; give it what 'diff --json -' writes."
+        ) from None
+
+
 def report(
-    file: Annotated[Path, typer.Argument(metavar="RESULT.json", help="What 'drafttrace diff --json' wrote.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="RESULT.json|-", help="What 'drafttrace diff --json' wrote; '-' reads a pipe.")
+    ],
     threshold: Annotated[
         list[str] | None, typer.Option("--threshold", metavar="NAME=VALUE", help="Judge by this bound. Repeatable.")
     ] = None,
-    markdown: Annotated[Path | None, typer.Option("--md", help="A report to paste into an issue.")] = None,
-    html: Annotated[Path | None, typer.Option("--html", help="A self-contained page with plots.")] = None,
+    markdown: Annotated[
+        Path | None, typer.Option("--md", metavar="FILE|-", help="A report to paste into an issue.")
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE|-", help="A self-contained page with plots.")
+    ] = None,
     png: Png = None,
     json_out: Annotated[
         str | None, typer.Option("--json", metavar="FILE|-", help="The result, machine form.")
@@ -48,14 +67,16 @@ def report(
 
     Exit code: that of the result.
     """
-    result = read_result(file)
+    result = _piped() if str(file) == "-" else read_result(file)
     if threshold:
         from drafttrace.compare.judge import rejudge
 
         result = rejudge(result, result.thresholds.replaced(threshold))
     output.refuse_twice(markdown, html, png, json_out)
     write_reports(result, markdown=markdown, html=html, png=png)
-    output.emit(json_out, result.to_json, lambda: show(result), quiet=quiet)
+    output.emit(
+        json_out, result.to_json, lambda: show(result), quiet=quiet or output.takes_stdout(markdown, html, png)
+    )
     raise typer.Exit(result.exit_code)
 
 

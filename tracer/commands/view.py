@@ -80,6 +80,7 @@ def view(
 
     The page is one file that needs no network: copy it to your own machine, or attach it.
     """
+    output.refuse_stdout(out, "A page that is opened in a browser")
     with output.status("comparing", quiet=quiet, after=1.0):
         page = page_of(file, reference, out)
     shown = browser and show_page(page)

@@ -19,6 +19,7 @@ from drafttrace.compare.draft_weights import (
     split_fused,
 )
 from drafttrace.compare.replay.model import DraftModel, Reading
+from drafttrace.compare.replay.products import linear
 from drafttrace.compare.replay.switches import ABSOLUTE, OWN, Switches
 from drafttrace.compare.target_parts import TargetParts
 from drafttrace.tracer.capture import Ints
@@ -70,7 +71,7 @@ class Replayer:
         """Log-probabilities of the target over the draft vocabulary ``[R, V]``, from its normed last states ``[R, H]``."""
         ids = np.clip(self.targets(switches), 0, self.parts.checkpoint.info(self.parts.head).shape[0] - 1)
         head = torch.from_numpy(self.parts.checkpoint.floats(self.parts.head, ids))
-        return torch.log_softmax(torch.from_numpy(final) @ head.T, dim=-1)
+        return torch.log_softmax(linear(torch.from_numpy(final), head), dim=-1)
 
     def draft_ids(self, text: Text, rows: int, switches: Switches) -> Ints:
         """The draft id of the token that step 0 of each row should name ``[rows]``; -1 where there is none."""

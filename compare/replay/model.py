@@ -21,6 +21,7 @@ from torch import Tensor
 
 from drafttrace.compare.draft_config import DraftConfig
 from drafttrace.compare.replay.attention import Keys, Spans, chained, seen
+from drafttrace.compare.replay.products import linear
 from drafttrace.compare.replay.rope import Rotation, rotation_of
 from drafttrace.compare.replay.switches import Switches
 
@@ -113,7 +114,7 @@ class DraftModel:
         return held[f"{name}.weight"], held.get(f"{name}.bias")
 
     def _linear(self, x: Tensor, name: str) -> Tensor:
-        return self._round(F.linear(x, *self._matrix(name)))
+        return self._round(linear(x, *self._matrix(name)))
 
     def _rotate(self, x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
         """``x`` turned, in the number format throughout: SGLang rounds every product here."""
@@ -136,7 +137,7 @@ class DraftModel:
 
     def logits(self, normed: Tensor) -> Tensor:
         """Scores over the draft vocabulary."""
-        return self._round(F.linear(normed, self.weights["lm_head.weight"]))
+        return self._round(linear(normed, self.weights["lm_head.weight"]))
 
     def steps(
         self,
@@ -171,7 +172,7 @@ class DraftModel:
         told = {}
         for name in names:
             weight, bias = self._matrix(f"layers.0.self_attn.{name}")
-            told[name] = F.linear(table, weight[:, : table.shape[1]], bias)
+            told[name] = linear(table, weight[:, : table.shape[1]], bias)
         return _Pass(
             spans=spans,
             positions=torch.cat([torch.arange(end - begin) for begin, end in spans]),
@@ -198,7 +199,7 @@ class DraftModel:
             if layer:
                 return self._linear(x, f"{at}.self_attn.{name}")
             weight, _ = self._matrix(f"{at}.self_attn.{name}")
-            return self._round(F.linear(x, weight[:, -x.shape[-1] :]).add_(this.told[name].index_select(0, place)))
+            return self._round(linear(x, weight[:, -x.shape[-1] :]).add_(this.told[name].index_select(0, place)))
 
         window = switches.windows[layer] if layer < len(switches.windows) else None
         h = self._attention(at, project, this, turn, window)

@@ -6,9 +6,9 @@ from typing import Literal
 
 import numpy as np
 import torch
-from torch.nn import functional as F
 
 from drafttrace.compare.replay.loading import Replayer
+from drafttrace.compare.replay.products import linear
 from drafttrace.compare.replay.switches import Switches
 from drafttrace.tracer.capture import DraftRows, Ints
 
@@ -43,7 +43,7 @@ def proposed_by(
     )
     for name, chosen in heads:
         head = torch.from_numpy(replayer.parts.checkpoint.floats(replayer.parts.head, chosen))
-        best = F.linear(state, head).argmax(-1).numpy()
+        best = linear(state, head).argmax(-1).numpy()
         if _share(own, best) >= _SHARE or _share(said, targets[best]) >= _SHARE:
             return name
     return None

@@ -18,6 +18,7 @@ import torch
 
 from drafttrace.compare.replay.loading import Replayer
 from drafttrace.compare.replay.packs import Pack
+from drafttrace.compare.replay.products import linear
 from drafttrace.compare.replay.score import ENOUGH, ROWS_AT_ONCE, run_states
 from drafttrace.compare.replay.switches import Switches
 from drafttrace.compare.replay.texts import Key, Text
@@ -168,7 +169,7 @@ class _Contributions:
                     x = model._norm(x, f"fc_norm.{slot}.weight")
                 elif gain is not None:
                     self._squares[key, slot] = states.square().sum(-1, keepdim=True)
-                self._added[key, slot] = x @ block.T
+                self._added[key, slot] = linear(x, block)
 
     def losses(self, wirings: Sequence[Wiring]) -> list[np.ndarray[tuple[int], np.dtype[np.float32]]]:
         """Loss per row of every wiring; NaN where the next token is not counted."""

@@ -88,12 +88,12 @@ def _remedy(subject: Subject, named: tuple[int, ...] | None, winner: Sequence[Ke
     """The line for the config where the boundaries are known; else what it is under either reading of the file."""
     served = subject.served.wiring
     if named is not None and named == served:
-        return (
+        return _by_list(winner, named) + (
             f"{subject.served.who} hands over {wiring_name(named)} with this config, which is the order that the draft "
             "reads: the file is the one that holds its slots otherwise; write it again before anything is trained on it."
         )
     if named is not None:
-        return wiring_remedy(subject, named)
+        return _by_list(winner, named) + wiring_remedy(subject, named)
     if served is None or len(served) != len(order) or set(winner) != set(order):
         return (
             "Say what the file's slots are with --slots-are, one boundary per slot, and replay again: it gives the line "
@@ -106,3 +106,11 @@ def _remedy(subject: Subject, named: tuple[int, ...] | None, winner: Sequence[Ke
         f"{wiring_name(wanted)}: {line}. If the file holds them in another order, say which with "
         "--slots-are, one boundary per slot, and replay again."
     )
+
+
+def _by_list(winner: Sequence[Key], named: Sequence[int]) -> str:
+    """How a slot without a boundary got one, for the beginning of a remedy."""
+    for key, boundary in zip(winner, named, strict=True):
+        if not isinstance(key, int):
+            return f"With {key} as {wiring_name([boundary])}, which the file lists and no other slot is: "
+    return ""

@@ -66,6 +66,7 @@ def test_swap01_with_the_embedding_known_by_value_is_a_finding(tmp_path: Path) -
     (found,) = result.faults
     assert found.id == "slot-permutation" and found.slots == (0, 1)
     assert "hands over [B0, B3, B31] with this config" in found.remedy
+    assert found.remedy.startswith("With slot0 as [B3], which the file lists and no other slot is: ")
 
 
 def test_an_order_that_chance_explains_is_no_finding(world: World) -> None:

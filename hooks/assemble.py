@@ -41,25 +41,26 @@ def records_of(frame: HostFrame, verdict: Verdict | None, total: int | None) -> 
 
 
 def tensors_of(
-    frames: Sequence[HostFrame], specs: Mapping[str, TensorSpec], verdict: Verdict | None
+    frames: Sequence[tuple[HostFrame, Verdict | None]], specs: Mapping[str, TensorSpec]
 ) -> tuple[dict[str, Array], dict[str, npt.NDArray[np.bool_]]]:
-    """The taps of all frames (of one side, in their order) as arrays over all their rows, and the rows without one.
+    """The taps of all frames (of one side, in their order, each with what the verifier said of its step) as arrays over
+    all their rows, and the rows without one.
 
     Narrower rows (a recycled state where fc's wide input is declared) stand at the front of the declared width.
     Boundaries are left out: they cover the first rows of a trace only.
     """
-    total = sum(frame.rows for frame in frames)
-    names = dict.fromkeys(name for frame in frames for name in frame.parts if not specs[name].is_boundary)
+    total = sum(frame.rows for frame, _ in frames)
+    names = dict.fromkeys(name for frame, _ in frames for name in frame.parts if not specs[name].is_boundary)
     tensors: dict[str, Array] = {}
     absent: dict[str, npt.NDArray[np.bool_]] = {}
     for name in names:
         spec = specs[name]
-        only = frames[0].parts[name].array if len(frames) == 1 else None
+        only = frames[0][0].parts[name].array if len(frames) == 1 else None
         if only is not None and only.shape == (total, spec.width):
             tensors[name] = only
             continue
         whole, missing, at = np.zeros((total, spec.width), spec.storage), np.ones(total, bool), 0
-        for frame in frames:
+        for frame, verdict in frames:
             part = frame.parts.get(name)
             if part is not None:
                 start = at + _offset(part, verdict)

@@ -57,3 +57,8 @@ class Step:
     frames: tuple[HostFrame, ...]
     verdict: Verdict | None
     total: int | None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all taps."""
+        return sum(part.array.nbytes for frame in self.frames for part in frame.parts.values())

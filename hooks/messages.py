@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-_APART = (
-    1 << 16
-)  # bytes of an array from which on it is sent from where it lies, and not copied into the message first
+STEP = "step"  # the one verb that gets no answer: waiting for it would hold up the next step
+# Bytes of an array from which on it is sent from where it lies, and not copied into the message first.
+_APART = 1 << 16
 _COUNT = struct.Struct("<Q")
 
 

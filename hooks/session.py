@@ -15,6 +15,7 @@ from drafttrace.hooks.plan import ModelFacts, expected_taps, hashed_names, layou
 from drafttrace.hooks.ranks import RankLog, collect
 from drafttrace.hooks.sink import WriterThread
 from drafttrace.hooks.store import Store, identity, write_json
+from drafttrace.hooks.trace_file import Written
 from drafttrace.hooks.writer_link import OpenFile
 from drafttrace.tracer.capture import Phase, Probe
 
@@ -69,6 +70,7 @@ class Session:
         self._probes = {name: [0, 0, 0, 0] for name in sorted(self._names)}
         self._expected: dict[tuple[str, Phase, bool], tuple[str, ...]] = {}
         self._file: OpenFile | None = None
+        self._rows = 0
         self._budget = settings.max_trace_bytes
         self._last_state = 0.0
         self._created = time.time()
@@ -163,7 +165,7 @@ class Session:
         facts = {**request, "accept_counts": self.accept_counts, "rounds": self.round + 1, "events": self.events}
         facts["cached_prefix"] = self.cached_prefix or 0
         if not self._thread.put(_End(self, list(tokens), prompt_length, facts), 0):
-            self._write_state(states.INCOMPLETE, "the writer thread is gone", force=True)
+            self._write_state(states.INCOMPLETE, "the writer thread is gone")
 
     def probes(self) -> list[Probe]:
         """The counts of every tap so far."""
@@ -195,8 +197,11 @@ class Session:
             )
             self._drop(batch)
             return
-        self._open().append(step)
-        self._write_state(states.RECORDING, None)
+        file = self._open()
+        file.append(step)
+        if time.monotonic() - self._last_state >= _STATE_EVERY:
+            self._look(file)
+            self._write_state(states.RECORDING, None)
 
     def _end(self, tokens: list[int], prompt_length: int, request: dict[str, Any]) -> None:
         if self._log is not None and self.rank:
@@ -205,7 +210,10 @@ class Session:
             return
         file = self._open()
         self._merge_ranks(file)
-        for name, rows in file.written.dropped.items():
+        written = self._look(file)
+        for name, rows in written.lost.items():
+            self._probes[name][3] += rows
+        for name, rows in written.dropped.items():
             self._probes[name][3] += rows
             self.problem(f"{rows} rows of {name} did not connect to the rows before them and were dropped")
         reason = self.reason or self._silent()
@@ -217,7 +225,15 @@ class Session:
             probes=self.probes(),
         )
         self.reason = reason
-        self._write_state(states.COMPLETE if reason is None else states.INCOMPLETE, reason, force=True)
+        self._write_state(states.COMPLETE if reason is None else states.INCOMPLETE, reason)
+
+    def _look(self, file: OpenFile) -> Written:
+        """What is in the file by now. What the writer process could not write is told here, and nowhere before."""
+        written = file.written
+        self._rows = written.rows
+        if written.problem is not None:
+            self.problem(f"writing failed: {written.problem}")
+        return written
 
     def _merge_ranks(self, file: OpenFile) -> None:
         """Put the hashes of all ranks into the first rank's file."""
@@ -247,19 +263,15 @@ class Session:
         text = str(error) or type(error).__name__
         self.problem(f"writing failed: {text}")
         if last:
-            self._write_state(states.INCOMPLETE, self.reason, force=True)
+            self._write_state(states.INCOMPLETE, self.reason)
 
-    def _write_state(self, state: str, reason: str | None, force: bool = False) -> None:
-        now = time.monotonic()
+    def _write_state(self, state: str, reason: str | None) -> None:
         if not self.writes:
             return
-        if not force and now - self._last_state < _STATE_EVERY:
-            return
-        self._last_state = now
+        self._last_state = time.monotonic()
         if self._store.request_of(self.owner) is None:
             return  # deleted while it was recorded: nobody wants to hear of it any more
-        rows = self._file.written.rows if self._file is not None else 0
-        data = {"state": state, "reason": reason, "rows": rows, "created": self._created, **identity()}
+        data = {"state": state, "reason": reason, "rows": self._rows, "created": self._created, **identity()}
         try:
             write_json(self._store.state_path(self.id), data)
         except OSError as error:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,10 +20,22 @@ from drafttrace.tracer.trace.writer import TraceWriter
 
 @dataclass(frozen=True)
 class Written:
-    """What is in a trace file by now. rows: of both tables. dropped: by tap, rows of a sweep that did not connect."""
+    """What is in a trace file by now. rows: of both tables. dropped: by tap, rows of a sweep that did not connect.
+
+    lost: by tap, rows that could not be written. problem: why the first of them could not, in words.
+    """
 
     rows: int = 0
     dropped: Mapping[str, int] = field(default_factory=dict)
+    lost: Mapping[str, int] = field(default_factory=dict)
+    problem: str | None = None
+
+
+class _Placed(NamedTuple):
+    """A frame and the step that it is of."""
+
+    frame: HostFrame
+    step: Step
 
 
 class TraceFile:
@@ -41,6 +53,8 @@ class TraceFile:
         self._specs = {spec.name: spec for spec in (*layout.target, *layout.draft)}
         self._swept: dict[str, int] = {}
         self._dropped: dict[str, int] = {}
+        self.waiting: list[Step] = []
+        self.waiting_bytes = 0
 
     @property
     def written(self) -> Written:
@@ -59,7 +73,7 @@ class TraceFile:
         request: Mapping[str, Any],
         probes: Sequence[Probe],
     ) -> None:
-        """End the file: complete where there is no ``reason`` against it."""
+        """End the file: complete where there is no ``reason`` against it. Nothing may wait to be written."""
         self._writer.finish(
             complete=reason is None,
             tokens=tokens,
@@ -70,25 +84,53 @@ class TraceFile:
         )
 
     def close(self) -> None:
-        """Close what is not finished: the trace stays incomplete."""
-        self._writer.close()
+        """Write what waits and close what is not finished: the trace stays incomplete."""
+        try:
+            self.write()
+        finally:
+            self._writer.close()
 
     def append(self, step: Step) -> None:
         """Write all frames of one scheduler step and flush them."""
-        verdict = step.verdict
-        for frame in step.frames:
-            if frame.padding:
-                self._writer.append_padding(padding_of(frame, self._specs))
-            if frame.side == "target":
-                rows = records_of(frame, verdict, step.total)
-                tensors, absent = tensors_of([frame], self._specs, verdict)
-                self._writer.append_target(rows, tensors | self._boundaries(frame), absent=absent)
-        drafts = [frame for frame in step.frames if frame.side == "draft"]
-        if drafts:  # all steps of a round in one go: every call into HDF5 costs more than these few rows
-            rows = np.concatenate([records_of(frame, verdict, step.total) for frame in drafts])
-            tensors, absent = tensors_of(drafts, self._specs, verdict)
-            self._writer.append_draft(rows, tensors, absent=absent)
+        self.take(step)
+        self.write()
+
+    def take(self, step: Step) -> None:
+        """Keep a step for the next :meth:`write`."""
+        self.waiting.append(step)
+        self.waiting_bytes += step.nbytes
+
+    def write(self) -> None:
+        """Write the frames of all steps that wait, and flush them: every call into HDF5 costs more than a few rows."""
+        steps, self.waiting, self.waiting_bytes = self.waiting, [], 0
+        if steps:
+            self._write(steps)
+
+    def _write(self, steps: Sequence[Step]) -> None:
+        run: list[_Placed] = []
+        drafts: list[_Placed] = []
+        for placed in (_Placed(frame, step) for step in steps for frame in step.frames):
+            if placed.frame.padding:
+                self._writer.append_padding(padding_of(placed.frame, self._specs))
+            if placed.frame.side == "draft":
+                drafts.append(placed)
+            elif any(self._specs[name].is_boundary for name in placed.frame.parts):
+                self._append(self._writer.append_target, run)
+                self._append(self._writer.append_target, [placed])
+                run = []
+            else:
+                run.append(placed)
+        self._append(self._writer.append_target, run)
+        self._append(self._writer.append_draft, drafts)
         self._writer.flush()
+
+    def _append(self, append: Callable[..., None], frames: Sequence[_Placed]) -> None:
+        """Frames of one side in one go. Those of a layer sweep come alone."""
+        if not frames:
+            return
+        rows = np.concatenate([records_of(at.frame, at.step.verdict, at.step.total) for at in frames])
+        tensors, absent = tensors_of([(at.frame, at.step.verdict) for at in frames], self._specs)
+        append(rows, tensors | (self._boundaries(frames[0].frame) if len(frames) == 1 else {}), absent=absent)
 
     def _boundaries(self, frame: HostFrame) -> dict[str, Array]:
         """The sweep's rows of a frame, as long as they connect to the rows before."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from drafttrace.hooks.host import Step
-from drafttrace.hooks.messages import receive, send
+from drafttrace.hooks.messages import STEP, receive, send
 from drafttrace.hooks.trace_file import TraceFile, Written
 from drafttrace.tracer.row_hash import Hashes
 from drafttrace.tracer.trace import schema
@@ -63,27 +63,42 @@ class WriterLink:
         assert self._process is not None
         return FileApart(self, self._process, key)
 
-    def ask(
-        self, verb: str, key: int, *arguments: Any, of: subprocess.Popen[bytes] | None = None
-    ) -> Written | None:
-        """Have the process do something and wait for it. of: the process that has the file.
+    def ask(self, verb: str, key: int, *arguments: Any, of: subprocess.Popen[bytes] | None = None) -> Any:
+        """Have the process do something, wait for it, and give what it says. of: the process that has the file.
 
         Raises WriterFailed with its words, also where it is gone.
         """
-        link = self._link
-        if link is None or (of is not None and of is not self._process):
-            raise WriterFailed("the writer process is gone")
+        link = self._send((verb, key, *arguments), of)
         try:
-            send(link, (verb, key, *arguments))
             answer = receive(link)
         except OSError:
             answer = None
         if answer is None:
-            raise WriterFailed(f"the writer process is gone ({self._end()})")
-        problem, written = answer
+            raise self._gone()
+        problem, said = answer
         if problem is not None:
             raise WriterFailed(problem)
-        return written if isinstance(written, Written) else None
+        return said
+
+    def post(self, key: int, step: Step, of: subprocess.Popen[bytes]) -> None:
+        """Send a step and do not wait: every wait takes the interpreter from the scheduler and gives it back.
+
+        Raises WriterFailed where the process is gone. What it cannot write, its ``Written`` tells.
+        """
+        self._send((STEP, key, step), of)
+
+    def _send(self, message: tuple[Any, ...], of: subprocess.Popen[bytes] | None) -> socket.socket:
+        link = self._link
+        if link is None or (of is not None and of is not self._process):
+            raise WriterFailed("the writer process is gone")
+        try:
+            send(link, message)
+        except OSError:
+            raise self._gone() from None
+        return link
+
+    def _gone(self) -> WriterFailed:
+        return WriterFailed(f"the writer process is gone ({self._end()})")
 
     def close(self) -> None:
         """Let the process close its files and end."""
@@ -131,10 +146,15 @@ class FileApart:
 
     def __init__(self, link: WriterLink, process: subprocess.Popen[bytes], key: int) -> None:
         self._link, self._process, self._key = link, process, key
-        self.written = Written()
+
+    @property
+    def written(self) -> Written:
+        """What is in the file once all that was sent is written."""
+        written: Written = self._ask("written")
+        return written
 
     def append(self, step: Step) -> None:
-        self._ask("append", step)
+        self._link.post(self._key, step, self._process)
 
     def append_rank(self, rank: int, rows: schema.Records, hashes: Hashes) -> None:
         self._ask("append_rank", rank, rows, hashes)
@@ -142,10 +162,8 @@ class FileApart:
     def finish(self, *, request: Mapping[str, Any], **end: Any) -> None:
         self._ask("finish", {**end, "request": pieces_of(request)})
 
-    def _ask(self, verb: str, *arguments: Any) -> None:
-        written = self._link.ask(verb, self._key, *arguments, of=self._process)
-        if written is not None:
-            self.written = written
+    def _ask(self, verb: str, *arguments: Any) -> Any:
+        return self._link.ask(verb, self._key, *arguments, of=self._process)
 
 
 OpenFile = TraceFile | FileApart

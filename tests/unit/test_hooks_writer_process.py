@@ -18,10 +18,11 @@ import psutil
 import pytest
 
 from drafttrace.hooks.host import HostFrame, HostPart, Step
-from drafttrace.hooks.identity import RowGroup
-from drafttrace.hooks.messages import receive, send
+from drafttrace.hooks.identity import RowGroup, Verdict
+from drafttrace.hooks.messages import STEP, receive, send
 from drafttrace.hooks.trace_file import TraceFile
 from drafttrace.hooks.writer_link import OpenFile, WriterFailed, WriterLink
+from drafttrace.hooks.writer_process import Files
 from drafttrace.tracer.capture import Phase, Probe
 from drafttrace.tracer.rows import DType
 from drafttrace.tracer.trace import schema
@@ -98,9 +99,12 @@ def test_what_the_process_cannot_do_comes_back_in_its_words(tmp_path: Path) -> N
     with pytest.raises(WriterFailed, match=r"exists|taken"):
         open_file(link, tmp_path / "t.h5")
     file = open_file(link, tmp_path / "u.h5")
-    with pytest.raises(WriterFailed, match="could not broadcast"):
-        file.append(step(0, width=9))
+    file.append(step(0, width=9))
+    written = file.written
+    assert written.problem is not None and "could not broadcast" in written.problem
+    assert written.rows == 0 and written.lost == {"aux/0": 3, "boundary/1": 3}
     fill(file)  # neither the file nor the process is lost
+    assert file.written.rows == 6 and file.written.problem == written.problem
     end(file)
     link.close()
     assert read_trace(tmp_path / "u.h5").complete
@@ -110,10 +114,12 @@ def test_a_killed_process_is_told_and_the_next_trace_gets_another(tmp_path: Path
     link = WriterLink()
     lost = open_file(link, tmp_path / "lost.h5")
     fill(lost)
-    assert link.pid is not None
+    assert link.pid is not None and lost.written.rows == 6
     os.kill(link.pid, signal.SIGKILL)
     with pytest.raises(WriterFailed, match=r"the writer process is gone \(exit code -9\)"):
-        lost.append(step(6))
+        for _ in range(3000):  # until the signal has arrived
+            lost.append(step(6))
+            time.sleep(0.01)
     file = open_file(link, tmp_path / "next.h5")
     with pytest.raises(WriterFailed, match="the writer process is gone"):
         end(lost)  # the file was the other process's
@@ -123,6 +129,80 @@ def test_a_killed_process_is_told_and_the_next_trace_gets_another(tmp_path: Path
     assert read_trace(tmp_path / "next.h5").complete
     kept = read_trace(tmp_path / "lost.h5")
     assert not kept.complete and len(kept.table) == 6
+
+
+def rows_in(path: Path) -> int:
+    with h5py.File(path, swmr=True) as file:
+        return len(file[f"target/{schema.ROWS}"])
+
+
+def test_steps_are_written_soon_whether_or_not_anybody_asks(tmp_path: Path) -> None:
+    """Steps of a tenth of a second are written together: a dead machine loses no more than these."""
+    link = WriterLink()
+    file, other = open_file(link, tmp_path / "t.h5"), open_file(link, tmp_path / "u.h5")
+    fill(file)
+    fill(other)
+    deadline = time.monotonic() + 30
+    while rows_in(tmp_path / "t.h5") + rows_in(tmp_path / "u.h5") < 12 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert rows_in(tmp_path / "t.h5") == rows_in(tmp_path / "u.h5") == 6
+    fill(file, steps=200)  # more steps without a pause
+    end(file)
+    link.close()
+    assert len(read_trace(tmp_path / "t.h5").table) == 606
+
+
+def test_a_large_step_is_not_kept_waiting(tmp_path: Path) -> None:
+    files = Files()
+    assert files.answer("open", 1, tmp_path / "t.h5", LAYOUT, "drafttrace-x", {}, [1]) == (None, None)
+    for rows, there in ((1, 0), (200_000, 200_001), (1, 200_001)):
+        assert files.answer(STEP, 1, step(0, rows)) is None
+        assert rows_in(tmp_path / "t.h5") == there
+    assert files.patience <= 0.1  # the last row's turn comes
+    files.close()
+    assert rows_in(tmp_path / "t.h5") == 200_002
+
+
+@pytest.mark.parametrize("together", [1, 2, 5])
+def test_steps_that_are_written_together_are_the_same_rows(tmp_path: Path, together: int) -> None:
+    """Prefill rows with a sweep, then rounds of both sides without one: merged, they stand where they stood."""
+    layout = TraceLayout(LAYOUT.target, (TensorSpec("fc_in", 8, DType.BF16), TensorSpec("fc_out", 8, DType.BF16)))
+    steps = [step(0), step(3), *(round_of(number) for number in range(5))]
+    made = []
+    for name, size in (("alone", 1), ("together", together)):
+        file = TraceFile(tmp_path / f"{name}.h5", layout, "drafttrace-x", {}, [1])
+        for number, one in enumerate(steps):
+            file.take(one)
+            if number % size == size - 1:
+                file.write()
+        file.write()
+        end(file)
+        with h5py.File(tmp_path / f"{name}.h5") as whole:
+            made.append({key: whole[key][()] for key in DATA if key in whole})
+    assert made[0].keys() == made[1].keys() and len(made[0]) == len(DATA)
+    for key, rows in made[0].items():
+        assert np.array_equal(rows, made[1][key]), key
+
+
+DATA = ("target/rows", "target/aux/0", "target/boundary/1", "draft/rows", "draft/fc_in", "draft/fc_out")
+
+
+def round_of(number: int) -> Step:
+    """A verify pass of four rows, of which some hold, and two frames of the draft, of which one lacks a tap."""
+
+    def frame(side: str, phase: Phase, at: int, *taps: str) -> HostFrame:
+        states = (np.arange(32).reshape(4, 8) + 1000 * number + 100 * at).astype(np.uint16)
+        position = np.arange(6 + number, 10 + number)
+        parts = {name: HostPart(states + index) for index, name in enumerate(taps)}
+        group = RowGroup(phase, at if phase is Phase.DRAFT_DECODE else -1, 0)
+        return HostFrame(side, group, 4, number, 10 * number + at, position, position, live_rows=4, parts=parts)
+
+    frames = (
+        frame("target", Phase.VERIFY, 0, "aux/0"),
+        frame("draft", Phase.DRAFT_EXTEND_VERIFY, 1, "fc_in", "fc_out"),
+        frame("draft", Phase.DRAFT_DECODE, 2, "fc_out"),
+    )
+    return Step(frames, Verdict(np.array([0, 1, 2, 3]), 1 + number % 3), 9 + number)
 
 
 def test_where_no_process_can_be_started_files_are_written_here(

@@ -54,19 +54,20 @@ def ask(target: Path, draft: Path) -> Loads | None:
     if installed_version() is None:
         return None
     texts = [(folder / "config.json").read_text("utf-8") for folder in (target, draft)]
-    return _ask(target.resolve(), draft.resolve(), *texts)
+    return _ask(Path.cwd(), target, draft, *texts)
 
 
 @functools.lru_cache(maxsize=64)
-def _ask(target: Path, draft: Path, target_text: str, draft_text: str) -> Loads | None:
+def _ask(here: Path, target: Path, draft: Path, target_text: str, draft_text: str) -> Loads | None:
+    """The paths go as they are given: SGLang reads words of a path, too. ``-P``: nothing is imported from ``here``."""
     with tempfile.TemporaryDirectory() as room:
         request, out = Path(room) / "request.json", Path(room) / "answer.json"
         request.write_text(json.dumps({TARGET: str(target), DRAFT: str(draft)}), "utf-8")
-        command = [sys.executable, "-m", "drafttrace.compare.audit.sglang_loads", str(request), str(out)]
+        command = [sys.executable, "-P", "-m", "drafttrace.compare.audit.sglang_loads", str(request), str(out)]
         try:
             subprocess.run(
                 command,
-                cwd=room,
+                cwd=here,
                 env={**os.environ, **_OFFLINE},
                 stdin=subprocess.DEVNULL,
                 capture_output=True,

@@ -66,7 +66,8 @@ def check(
     dumps = [dump] if isinstance(dump, Capture) else list(dump or ())
     subject, notes, hows = gather(target_dir, draft_dir, dumps, url_health, sglang_version, trained, algorithm)
     if sglang_version is None and url_health is None:  # else the release may be another one than is installed
-        subject = replace(subject, loads=ask_where_unusual(subject))
+        loads, said = ask_where_unusual(subject)
+        subject, notes = replace(subject, loads=loads), [*notes, *said]
     reports = tensor_reports(subject, hash_weights)
     vocabulary = vocabulary_map(subject)
     findings = [*wiring_findings(subject), *config_findings(subject)]

@@ -7,6 +7,7 @@ not wrong: a key is unusual by its value, where a number or a switch stands in t
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from drafttrace.compare.audit.config_fields import NO_NULL, USUAL_FIELDS, misfits
@@ -62,6 +63,15 @@ def unusual_draft(draft: DraftConfig) -> tuple[str, ...]:
     if draft.rope.conflict is not None:
         found.append("rope_scaling")
     return tuple(dict.fromkeys(found))
+
+
+def unusual_path(folder: Path) -> bool:
+    """Whether SGLang takes a model for one in Mistral's own format, by words of its path, and looks for ``params.json``."""
+    words = str(folder).lower()
+    return any(word in words for word in _MISTRALS) or ("eagle" in words and "mistral" in words)
+
+
+_MISTRALS = ("mistral-large-3", "mistral-small-4", "leanstral")
 
 
 def unusual_target(config: Mapping[str, Any]) -> tuple[str, ...]:

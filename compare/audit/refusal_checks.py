@@ -13,10 +13,11 @@ from drafttrace.compare.audit.asking_sglang import DRAFT, TARGET, Loads, Refusal
 from drafttrace.compare.audit.config_fields import meant, misfits
 from drafttrace.compare.audit.loading_checks import NULL_DEFAULTS, unread, usual_type
 from drafttrace.compare.audit.model_types import SIZED_BY_A_PART, refused_in_a_draft
-from drafttrace.compare.audit.plain_configs import unusual_draft, unusual_target
+from drafttrace.compare.audit.plain_configs import unusual_draft, unusual_path, unusual_target
 from drafttrace.compare.audit.said_in_vain import odd_flags
 from drafttrace.compare.audit.subject import Subject, fault, note
 from drafttrace.compare.audit.target_config import TEXT_KEYS
+from drafttrace.compare.document import join
 from drafttrace.compare.draft_config import DraftConfig
 from drafttrace.compare.odd_ids import short_value
 from drafttrace.compare.result import FAULT, Finding
@@ -24,15 +25,28 @@ from drafttrace.compare.result import FAULT, Finding
 Misfit = tuple[str, str, str]
 
 
-def ask_where_unusual(subject: Subject) -> Loads | None:
-    """SGLang's own answer; None where both configs are plain, and where it cannot be asked.
+def ask_where_unusual(subject: Subject) -> tuple[Loads | None, list[str]]:
+    """SGLang's own answer, and what to remark about it; None where both configs are plain, and where it cannot be asked.
 
     What SGLang makes of the layout of speculators is known and said.
     """
-    known = bool(unread(subject.draft))
-    if (known or not unusual_draft(subject.draft)) and not unusual_target(subject.target.raw):
-        return None
-    return ask(subject.target.path.parent, subject.draft.path.parent)
+    places = {TARGET: subject.target.path.parent, DRAFT: subject.draft.path.parent}
+    odd = {TARGET: list(unusual_target(subject.target.raw)), DRAFT: []}
+    if not unread(subject.draft):
+        odd[DRAFT] += unusual_draft(subject.draft)
+    for role, place in places.items():
+        odd[role] += ["the folder's name"] if unusual_path(place) else []
+    said = [f"{join(keys, 4)} of the {role}" for role, keys in odd.items() if keys]
+    if not said:
+        return None, []
+    loads = ask(places[TARGET], places[DRAFT])
+    if loads is None:
+        return None, [
+            f"Nobody asked SGLang whether it loads {' and '.join(said)}: none that can be imported is installed here."
+        ]
+    refused = [role for role, refusal in loads.refusals.items() if refusal is not None]
+    answer = f"it refuses the config of the {' and of the '.join(refused)}" if refused else "it loads both configs"
+    return loads, [f"SGLang {loads.version} itself was asked, for {' and '.join(said)}: {answer}."]
 
 
 def refusal_findings(subject: Subject, told: Sequence[Finding]) -> Iterator[Finding]:
@@ -163,7 +177,13 @@ def _by_sglang(subject: Subject, role: str, config: Mapping[str, Any], refusal: 
             evidence,
         )
     remedy = f"Copy the {role}'s config.json anew from where the model came from, and compare the two."
-    if refusal.keys:
+    if refusal.keys == ("",):
+        remedy = (
+            "The same config loads from another path: SGLang takes a path with both 'eagle' and 'mistral' in it, and some "
+            "names of Mistral's models, for a model in Mistral's own format. Move or link the folder, or start the server "
+            "with --model-config-parser hf."
+        )
+    elif refusal.keys:
         named = " or ".join(f'"{key}"' for key in refusal.keys)
         remedy = f"Write another value for {named}, as the training run's config has it, or drop it: the config loads then."
     return fault(

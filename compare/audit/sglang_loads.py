@@ -36,7 +36,7 @@ def answer(target: Path, draft: Path) -> dict[str, Any]:
     """What SGLang makes of the configs of a target and a draft.
 
     Per role ``sizes`` where it loads, as the model is built with them; else ``error`` (the exception's class), ``message``,
-    and ``keys`` (dotted; those without which, or with another value of which, the config loads).
+    and ``keys`` (dotted; those without which, or with another value of which, the config loads; "" is its path).
     """
     from sglang.version import __version__
 
@@ -90,7 +90,16 @@ def _written(config: Mapping[str, Any], room: Path) -> Path:
 
 
 def _to_blame(config: Mapping[str, Any], role: str, message: str, room: Path, load: Load) -> list[str]:
-    """The keys one of which, absent or otherwise, makes the config load; those that the message names first."""
+    """The keys one of which, absent or otherwise, makes the config load; those that the message names first.
+
+    ``""`` alone: as it stands it loads from another path.
+    """
+    try:
+        load(_written(config, room))
+    except Exception:  # it is the config
+        pass
+    else:
+        return [""]
     named = set(re.findall(r"[\w.]+", message))
     trials = sorted(_trials(config, role), key=lambda trial: trial[0].rsplit(".", 1)[-1] not in named)
     found: list[str] = []

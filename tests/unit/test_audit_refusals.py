@@ -206,6 +206,15 @@ def test_sglang_itself_agrees_with_the_tables(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_path_that_sglang_takes_for_another_format_is_named(tmp_path: Path) -> None:
+    """SGLang looks for params.json in a draft's folder whose path has both words in it."""
+    pytest.importorskip("sglang")
+    found = not_loading(audited(tmp_path / "mistral/eagle3", specforge(IDS)))
+    assert len(found) == 2  # the target beside it, too
+    assert all("params.json" in text and "The same config loads from another path" in text for text in found)
+
+
+@pytest.mark.slow
 def test_sglang_is_asked_about_what_is_unusual_and_has_the_last_word(tmp_path: Path) -> None:
     """A class with sizes of its own, code beside a config, and a refusal that no table has."""
     pytest.importorskip("sglang")

@@ -253,10 +253,12 @@ def _positions(subject: Subject) -> Iterator[Finding]:
     if target.max_positions and draft.max_positions and draft.max_positions < target.max_positions:
         yield note(
             "rope-mismatch",
-            0.4,
-            f"The draft was made for {draft.max_positions} positions, the target serves {target.max_positions}: "
-            "acceptance may fall beyond the draft's length.",
-            "Raise max_position_embeddings (and the rope scaling that training used) or serve a shorter context.",
+            0.6,
+            f"The draft was made for {draft.max_positions} positions, the target for {target.max_positions}: SGLang starts "
+            "such a draft only where it is told to, and acceptance may fall beyond the draft's length.",
+            f"Start the server with --context-length {draft.max_positions}, or with "
+            "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1 where training saw longer texts; then write the "
+            "max_position_embeddings (and the rope scaling) that training used.",
             {"draft": draft.max_positions, "target": target.max_positions},
         )
     if draft.window is not None:

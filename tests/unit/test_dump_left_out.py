@@ -82,6 +82,18 @@ def test_what_is_left_out_of_a_folder_is_named_by_every_reader(
         assert names[0] in text
 
 
+@pytest.mark.parametrize("place", ["a.pt", "z.pt"])
+def test_a_file_that_is_no_dump_is_no_sample(place: str, tmp_path: Path) -> None:
+    """'a.pt holds the fields x, which is no dump format', said of a folder with a dump in it."""
+    made.write_sf_eagle3(tmp_path)
+    torch.save({"x": torch.zeros(3)}, tmp_path / place)
+    found = inspect_capture(str(tmp_path))
+    assert (found.format, found.sample_count) == ("SF-EAGLE3", 1)
+    assert f"1 file of the folder left out, of another format than SF-EAGLE3: '{place}'" in found.notes
+    (tmp_path / "broken.pt").write_bytes((tmp_path / place).read_bytes()[:-40])  # it may have been a sample
+    assert open_collection(tmp_path).left_out == (place,) and len(open_collection(tmp_path).refs) == 2
+
+
 def test_of_many_files_the_first_are_named_and_the_others_counted(tmp_path: Path) -> None:
     folder = made.write_sg_dumper(tmp_path)
     for number in range(20):

@@ -269,7 +269,10 @@ def _open_folder(path: Path, format_id: str | None, request: Request) -> Collect
     if format_id is not None:
         asked_for = _asked_for(path, files, format_id, request)
         return replace(asked_for, left_out=asked_for.left_out + _names(path, others))
-    layout, reason = _common_layout(path, files, request)
+    layout, reason, alone = _common_layout(path, files, request)
+    if not alone:
+        asked_for = _asked_for(path, files, layout.id, request)
+        return replace(asked_for, why=reason, left_out=asked_for.left_out + _names(path, others))
     return Collection(path, layout, reason, numbered(path, layout, files), _names(path, others))
 
 
@@ -315,15 +318,19 @@ def _spread(files: Sequence[Path]) -> list[Path]:
     return [*files[::step][:_PROBES], files[-1]]
 
 
-def _common_layout(folder: Path, files: Sequence[Path], request: Request) -> tuple[Layout, str]:
-    """The layout that a spread of the files shares."""
+def _common_layout(folder: Path, files: Sequence[Path], request: Request) -> tuple[Layout, str, bool]:
+    """The layout that a spread of the files shares, why it is that, and whether every file that can be opened is of it."""
     seen: dict[str, tuple[Layout, str, Path]] = {}
     problems: list[DrafttraceError] = []
+    strangers = False
     for path in _spread(files):
+        document = None
         try:
-            layout, why = detect(open_document(path), request)
+            document = open_document(path)
+            layout, why = detect(document, request)
         except DrafttraceError as error:
             problems.append(error)
+            strangers = strangers or document is not None
             continue
         seen.setdefault(layout.id, (layout, why, path))
     if not seen:
@@ -334,4 +341,4 @@ def _common_layout(folder: Path, files: Sequence[Path], request: Request) -> tup
             f"The folder '{folder}' mixes formats: {listed}; give one file, or say which with --format."
         )
     layout, why, _path = next(iter(seen.values()))
-    return layout, why
+    return layout, why, not strangers

@@ -21,6 +21,10 @@ def _whole(value: Any) -> bool:
     return type(value) is int
 
 
+def _count(value: Any) -> bool:
+    return type(value) is int and value > 0
+
+
 def _float(value: Any) -> bool:
     return type(value) is float
 
@@ -53,8 +57,9 @@ def _table(*kinds: tuple[Check, bool, str, str]) -> dict[str, Field]:
 
 
 FIELDS = _table(
-    (_whole, False, "a whole number", "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads "
+    (_whole, False, "a whole number", "vocab_size hidden_size intermediate_size num_hidden_layers "
      "max_position_embeddings"),
+    (_count, False, "a whole number above zero", "num_attention_heads"),
     (_whole, True, "a whole number", "num_key_value_heads"),
     (_whole, True, "a whole number or null", "bos_token_id pad_token_id"),
     (_ids, True, "a whole number, a list of them, or null", "eos_token_id"),
@@ -90,14 +95,10 @@ def fields_of(model_type: object) -> Mapping[str, Field]:
     return FIELDS if str(model_type) in PLAIN_TYPES else {}
 
 
-DTYPES = frozenset(
-    {
-        "bfloat16", "float16", "half", "float32", "float", "float64", "double", "float8_e4m3fn", "float8_e5m2",
-        "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu", "int8", "uint8", "int16", "short", "int32", "int", "int64",
-        "long", "bool",
-    }
-)  # fmt: skip
-"""Names of number formats that torch has; the config classes look any other name up in it and stop."""
+DTYPES = frozenset({"bfloat16", "float16", "half", "float32", "float", "float64", "double"})
+"""Number formats that a model can be built in; the config classes look any other name up in torch and stop."""
+RARE_DTYPES = frozenset({"float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"})
+"""Names of torch of which nothing is known here."""
 _FORMATS = ("dtype", "torch_dtype")
 SPELLED = {"bf16": "bfloat16", "fp16": "float16", "f16": "float16", "fp32": "float32", "f32": "float32"}
 """What is surely meant by some names that torch does not have."""
@@ -111,6 +112,8 @@ LAYER_KINDS = frozenset(
 """Names that ``layer_types`` may hold."""
 TEXT_PARTS = ("text_config", "llm_config")
 """Parts that SGLang takes the language model from where the key is there, whatever stands in it."""
+_LAYERED = PLAIN_TYPES - {"kimi_k2"}
+"""Types whose class looks at ``layer_types``."""
 _DIVIDED = frozenset({"llama", "gemma2", "gemma3_text", "deepseek_v2", "kimi_vl"})
 """Types whose class refuses a hidden size that the heads do not divide."""
 
@@ -124,6 +127,9 @@ def misfits(config: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
             yield key, f"{short_value(config[key])}, where {said} belongs", _line(key, config[key], otherwise)
     yield from _number_format(config)
     yield from _layer_kinds(config)
+    if "use_return_dict" in config:
+        said = f"{short_value(config['use_return_dict'])}, where the class has a property that cannot be set"
+        yield "use_return_dict", said, 'drop "use_return_dict", or write "return_dict"'
     for part in TEXT_PARTS:
         if fields and part in config and config[part] is None:
             yield part, "null, and SGLang looks for the language model's sizes in it", f'drop "{part}"'
@@ -163,15 +169,15 @@ def _number_format(config: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     """``dtype`` counts where it is there, and ``torch_dtype`` only without it."""
     key = next((name for name in _FORMATS if config.get(name) is not None), _FORMATS[-1])
     value = config.get(key)
-    if value is None or (isinstance(value, str) and value in DTYPES):
+    if value is None or (isinstance(value, str) and value in DTYPES | RARE_DTYPES):
         return
     otherwise = f'"{key}": "bfloat16", or the format that training used'
-    yield key, f"{short_value(value)}, which is no number format of torch", _line(key, value, otherwise)
+    yield key, f"{short_value(value)}, which is no floating-point format of torch", _line(key, value, otherwise)
 
 
 def _layer_kinds(config: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     kinds, layers = config.get("layer_types"), config.get("num_hidden_layers")
-    if kinds is None or not _whole(layers):
+    if kinds is None or not _whole(layers) or str(config.get("model_type")) not in _LAYERED:
         return
     odd = [kind for kind in kinds if kind not in LAYER_KINDS] if _texts(kinds) else [kinds]
     if not odd and len(kinds) == layers:

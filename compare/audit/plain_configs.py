@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from drafttrace.compare.audit.config_fields import NO_NULL, USUAL_FIELDS, misfits
+from drafttrace.compare.audit.config_fields import NO_NULL, RARE_DTYPES, USUAL_FIELDS, misfits
 from drafttrace.compare.audit.model_types import PLAIN_TYPES, WRAPPED_TYPES
 from drafttrace.compare.audit.said_in_vain import garbled_fields
 from drafttrace.compare.draft_config import DraftConfig
@@ -41,7 +41,13 @@ _NOT_PLAIN = frozenset(
     }
 )  # fmt: skip
 """Keys from which a loader takes the model, or parts of it, whatever else the file says."""
-_ROPES = frozenset({"default", "linear", "dynamic", "yarn", "llama3", "deepseek_yarn"})
+_FACTOR = ("factor",)
+_ROPES: Mapping[str, tuple[str, ...]] = {
+    "default": (), "linear": _FACTOR, "dynamic": _FACTOR, "yarn": _FACTOR, "deepseek_yarn": _FACTOR,
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}  # fmt: skip
+"""Rope scalings, and the fields without which the config class refuses them."""
+_ABOVE_ZERO = frozenset({"hidden_size", "intermediate_size", "vocab_size", "num_key_value_heads", "head_dim"})
 _LISTS = frozenset(
     {
         "architectures",
@@ -87,13 +93,29 @@ def unusual_target(config: Mapping[str, Any]) -> tuple[str, ...]:
 def _unusual(config: Mapping[str, Any]) -> Iterator[str]:
     for key, _, _ in misfits(config):
         yield key
+    if config.get("dtype") in RARE_DTYPES or config.get("torch_dtype") in RARE_DTYPES:
+        yield "torch_dtype"
     rope = {**_fields(config, "rope_scaling"), **_fields(config, "rope_parameters")}
     kind = rope.get("rope_type") or rope.get("type") or "default"
-    if garbled_fields(config) is not None or (rope and str(kind) not in _ROPES):
+    needs = _ROPES.get(str(kind))
+    if garbled_fields(config) is not None or (
+        rope and (needs is None or any(rope.get(key) is None for key in needs))
+    ):
         yield "rope_scaling"
     names = config.get("architectures")
-    if not (isinstance(names, list) and names):
+    if not (isinstance(names, list) and names and all(isinstance(name, str) for name in names)):
         yield "architectures"
+    for key in _ABOVE_ZERO & config.keys():
+        if type(config[key]) is int and config[key] <= 0:
+            yield key
+    hidden, heads = (config.get(key) for key in ("hidden_size", "num_attention_heads"))
+    whole = type(hidden) is int and type(heads) is int and heads > 0
+    width = config.get("head_dim") or (
+        hidden // heads if whole else None
+    )  # half of a head's channels turn with the other
+    for key, turned in (("qk_rope_head_dim", config.get("qk_rope_head_dim")), ("head_dim", width)):
+        if type(turned) is int and turned % 2:
+            yield key
     for key, value in config.items():
         if key in USUAL_FIELDS:
             fits, null, _ = USUAL_FIELDS[key]

@@ -52,7 +52,9 @@ def _asked(role: str, folder: Path, room: Path) -> dict[str, Any]:
         from sglang.srt.configs.model_config import ModelConfig
 
         draft: dict[str, Any] = {"is_draft_model": True, "speculative_algorithm": "EAGLE3"}
-        return ModelConfig(str(place), trust_remote_code=False, **(draft if role == "draft" else {}))
+        made = ModelConfig(str(place), trust_remote_code=False, **(draft if role == "draft" else {}))
+        _look_at(made.dtype)
+        return made
 
     config = json.loads((folder / "config.json").read_text("utf-8"))
     plain = _unquantized(config)
@@ -72,6 +74,15 @@ def _sizes(made: Any) -> dict[str, int]:
     names = (*_MADE, "intermediate_size", "draft_vocab_size")
     found = {name: getattr(made if name in _MADE else made.hf_config, name, None) for name in names}
     return {name: value for name, value in found.items() if type(value) is int}
+
+
+def _look_at(dtype: Any) -> None:
+    """Raise TypeError where the server will when it builds the model in this number format."""
+    import torch
+
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    torch.set_default_dtype(before)
 
 
 def _unquantized(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -242,7 +242,7 @@ def _read_pass(document: Document, inner: int, request: Request) -> Capture:
     rank, ranks = rank_of(path), ranks_beside(path)
     if rank is not None and ranks > 1:
         notes.insert(0, f"rank {rank} of {ranks} ranks")
-    if rank is not None:
+    if rank is not None and not request.tokens_only:
         notes += missing_beside(path)
     return replace(made, notes=(*made.notes, *notes, *about_draft(path)))
 

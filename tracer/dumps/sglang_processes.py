@@ -176,9 +176,8 @@ def missing_beside(path: Path) -> list[str]:
         elif not any((folder / path.name).is_file() for folder in folders):
             gone.append(f"no '{path.name}' in '{folders[0].name}'")
     notes = [f"of the processes of this run there is {_few(gone)}"] if gone else []
-    own = _passes_in(path.parent)
     for folders in places.values():
-        more = sorted(_passes_in(folders[0]) - own)
+        more = _passes_more(folders[0], path.parent)
         if more:
             names = _few([f"'{name}'" for name in more])
             notes.append(f"this process has no {names}, which '{folders[0].name}' has: no sample is made of that")
@@ -191,14 +190,14 @@ def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def _passes_in(folder: Path) -> frozenset[str]:
-    """The passes in a process's folder by name; none where it cannot be read."""
+def _passes_more(one: Path, two: Path) -> tuple[str, ...]:
+    """The names of the passes in the folder of one process and not in that of the other; none where one is not readable."""
     try:
-        return _listed(folder, folder.stat().st_mtime_ns)
+        return _compared(one, one.stat().st_mtime_ns, two, two.stat().st_mtime_ns)
     except OSError:
-        return frozenset()
+        return ()
 
 
-@functools.lru_cache(maxsize=256)
-def _listed(folder: Path, _changed: int) -> frozenset[str]:
-    return frozenset(name for name in os.listdir(folder) if _PASS.fullmatch(name))
+@functools.lru_cache(maxsize=256)  # asked for each of thousands of passes
+def _compared(one: Path, _changed: int, two: Path, _changed_too: int) -> tuple[str, ...]:
+    return tuple(sorted(filter(_PASS.fullmatch, set(os.listdir(one)) - set(os.listdir(two)))))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from drafttrace.compare.audit.format_checks import format_findings
 from drafttrace.compare.audit.forward_checks import forward_findings
 from drafttrace.compare.audit.loading_checks import loading_findings
 from drafttrace.compare.audit.mla_checks import MLA_CLASS, PLAIN_CLASS
@@ -45,7 +46,7 @@ def _by_the_files(subject: Subject) -> Iterator[Finding]:
     yield from _positions(subject)
     yield from _vocabulary(subject)
     yield from tokenizer_findings(subject)
-    yield from _formats(subject)
+    yield from format_findings(subject)
 
 
 def _class(subject: Subject) -> Iterator[Finding]:
@@ -373,29 +374,3 @@ def _vocabulary(subject: Subject) -> Iterator[Finding]:
 
 def _ids(value: Any) -> set[int]:
     return {k for k in (value if isinstance(value, list) else [value]) if type(k) is int}
-
-
-_STORED = {"BF16": "bfloat16", "F16": "float16"}
-
-
-def _formats(subject: Subject) -> Iterator[Finding]:
-    draft, target = subject.draft.dtype, subject.target.dtype
-    weights = subject.draft_weights
-    stored = _STORED.get(weights.info("fc.weight").dtype) if "fc.weight" in weights else None
-    if stored is not None and draft in _STORED.values() and stored != draft:
-        yield note(
-            "dtype-reinterpretation",
-            0.5,
-            f"The draft's config says {draft}, and '{weights.names['fc.weight']}' in {weights.info('fc.weight').file.name} "
-            f"is stored as {stored}.",
-            f'"torch_dtype": "{stored}"; look that nothing between training and export took one for the other.',
-            {"config": draft, "stored": stored},
-        )
-    if draft and target and draft != target:
-        yield note(
-            "quantization-noise",
-            0.3,
-            f"The draft's config says {draft}, the target's {target}; the server runs both in the target's format.",
-            "Train in the format that is served, or accept the rounding.",
-            {"draft": draft, "target": target},
-        )

@@ -108,11 +108,7 @@ def _unusual(config: Mapping[str, Any]) -> Iterator[str]:
     for key in _ABOVE_ZERO & config.keys():
         if type(config[key]) is int and config[key] <= 0:
             yield key
-    hidden, heads = (config.get(key) for key in ("hidden_size", "num_attention_heads"))
-    whole = type(hidden) is int and type(heads) is int and heads > 0
-    width = config.get("head_dim") or (
-        hidden // heads if whole else None
-    )  # half of a head's channels turn with the other
+    width = config.get("head_dim") or _divided(config.get("hidden_size"), config.get("num_attention_heads"))
     for key, turned in (("qk_rope_head_dim", config.get("qk_rope_head_dim")), ("head_dim", width)):
         if type(turned) is int and turned % 2:
             yield key
@@ -124,6 +120,11 @@ def _unusual(config: Mapping[str, Any]) -> Iterator[str]:
                 yield key
         elif key in _NOT_PLAIN or not _plain(key, value):
             yield key
+
+
+def _divided(hidden: object, heads: object) -> int | None:
+    """The channels of a head, half of which turn with the other half."""
+    return hidden // heads if isinstance(hidden, int) and isinstance(heads, int) and heads > 0 else None
 
 
 def _fields(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -90,7 +90,8 @@ def rejudge(result: Result, thresholds: Thresholds) -> Result:
     judged = counted(slots, others, len(result.left.slots))
     if compared:
         found += find_unexplained(slots, others, found, thresholds)
-        ending = Ending.of(result.acceptance, slots, others, (result.left, result.reference), thresholds)
+        beside = tuple(state.slot for state in others)
+        ending = Ending(result.acceptance, len(slots), beside, result.reference is None, thresholds)
         found += conclusion(ending, found, overall(judged, found, compared))
     findings = in_order(found)
     verdict = overall(judged, findings, compared)

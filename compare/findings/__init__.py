@@ -37,8 +37,9 @@ def diagnose(facts: Facts, compared: bool) -> tuple[Finding, ...]:
     found = [finding for one in finders if paired or one.unpaired for finding in one.find(facts)]
     if compared:
         found += find_unexplained(facts.slots, facts.others, found, facts.thresholds)
-        sides = (facts.left, facts.reference)
-        ending = Ending.of(facts.acceptance, facts.slots, facts.others, sides, facts.thresholds)
+        beside = tuple(state.slot for state in facts.others)
+        alone = facts.reference is None
+        ending = Ending(facts.acceptance, len(facts.slots), beside, alone, facts.thresholds)
         judged = counted(facts.slots, facts.others, len(facts.left.slots))
         found += conclusion(ending, found, overall(judged, found, compared))
     return in_order(found)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -68,38 +67,16 @@ _UNCOVERED = 0.05  # a smaller share of tokens outside the draft's vocabulary is
 _NAMES = {-1: "The last state", -2: "The embedding"}
 
 
-class HasSlots(Protocol):
-    """A capture, or what a result says of one."""
-
-    @property
-    def slots(self) -> Sequence[object]: ...
-
-
 @dataclass(frozen=True)
 class Ending:
     """What a conclusion is drawn from. slots: how many were compared. others: what was compared besides, as slot numbers.
-    bare: the sides that have no slots ("left", "reference"). alone: there was no reference."""
+    alone: there was no reference."""
 
     acceptance: Acceptance
     slots: int
     others: tuple[int, ...]
-    bare: tuple[str, ...]
     alone: bool
     thresholds: Thresholds
-
-    @staticmethod
-    def of(
-        acceptance: Acceptance,
-        slots: Sequence[SlotResult],
-        others: Sequence[SlotResult],
-        sides: tuple[HasSlots, HasSlots | None],
-        thresholds: Thresholds,
-    ) -> Ending:
-        """sides: left and reference, if there is one."""
-        named = zip(("left", "reference"), sides, strict=True)
-        bare = tuple(name for name, side in named if side is not None and not side.slots)
-        compared = tuple(state.slot for state in others)
-        return Ending(acceptance, len(slots), compared, bare, sides[1] is None, thresholds)
 
 
 def unexplained_of(slot: SlotResult) -> Finding:
@@ -211,14 +188,9 @@ def _without_slots(ending: Ending, verdict: str) -> Finding:
         if verdict == "match"
         else f"{'differs' if one else 'differ'} by noise alone"
     )
-    who: dict[tuple[str, ...], str] = {
-        ("left",): "the left side has none",
-        ("reference",): "the reference has none",
-    }
     return finding(
         "none",
-        f"{what} {does}, and no slots were compared: {who.get(ending.bare, 'neither side has any')}"
-        f"{_observed(ending.acceptance)}.",
+        f"{what} {does}, and no slots were compared: neither side has any{_observed(ending.acceptance)}.",
         confidence=0.5,
         evidence={**_evidence(ending.acceptance), "compared": [name.lower() for name in names]},
         remedy="What fc reads is not looked at here. Give sides that hold slots: the trace of a server whose draft has fc, "

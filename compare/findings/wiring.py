@@ -140,7 +140,22 @@ def _how(facts: Facts) -> str:
 def _slot_count(facts: Facts) -> Iterator[Finding]:
     assert facts.reference is not None
     ours, theirs = len(facts.left.slots), len(facts.reference.slots)
-    if ours == theirs or not ours:
+    if ours == theirs:
+        return
+    if not ours:
+        served = facts.left.format.startswith("drafttrace.trace")
+        who = "The server hands over no slots" if served else "The left side holds no slots"
+        yield finding(
+            "slot-count",
+            f"{who}, the reference has {theirs}: what fc reads was not compared.",
+            slots=range(theirs),
+            confidence=0.9,
+            evidence={"left_slots": 0, "reference_slots": theirs},
+            remedy="Start the server with --speculative-algorithm EAGLE3 and the draft that was trained on this dump, and "
+            "record again."
+            if served
+            else "Give a trace or dump that has slots; in a pass of SGLang name them with --layer-ids.",
+        )
         return
     if not theirs:
         yield finding(

@@ -40,23 +40,37 @@ def everywhere(result: Result) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("left", "reference", "who"),
-    [
-        (bare(served(WORLD, WIRING, sweep=())), bare(dumped(WORLD, WIRING)), "neither side has any"),
-        (bare(served(WORLD, WIRING, sweep=())), dumped(WORLD, WIRING), "the left side has none"),
-        (bare(dumped(WORLD, WIRING)), dumped(WORLD, WIRING), "the left side has none"),
-    ],
+    "left", [bare(served(WORLD, WIRING, sweep=())), bare(dumped(WORLD, WIRING), path="other.pt")]
 )
-def test_a_match_without_slots_says_what_matches(left: Capture, reference: Capture, who: str) -> None:
+def test_a_match_without_slots_says_what_matches(left: Capture) -> None:
     """'Nothing is wrong: all slots match', said of a last state alone."""
-    result = diff(left, reference)
+    result = diff(left, bare(dumped(WORLD, WIRING)))
     assert (result.verdict, result.slots, [state.slot for state in result.others]) == ("match", (), [-1])
-    said = f"The last state matches, and no slots were compared: {who}"
+    said = "The last state matches, and no slots were compared: neither side has any."
     assert result.summary.startswith(said)
     for text in everywhere(result):
         assert said in text and "all slots match" not in text.lower()
     [finding] = [finding for finding in result.findings if finding.id == "none"]
     assert finding.evidence["compared"] == ["the last state"] and "--layer-ids" in finding.remedy
+
+
+@pytest.mark.parametrize(
+    ("left", "who"),
+    [
+        (bare(served(WORLD, WIRING, sweep=())), "The server hands over no slots"),
+        (bare(dumped(WORLD, WIRING), path="other.pt"), "The left side holds no slots"),
+    ],
+)
+def test_a_left_side_without_the_slots_of_the_reference_is_no_match(left: Capture, who: str) -> None:
+    """'Nothing is wrong: all slots match', and the other way round it was 'slot-count'."""
+    for result in (diff(left, dumped(WORLD, WIRING)), diff(left, dumped(WORLD, WIRING, last=None))):
+        if result.others:
+            assert (result.verdict, result.exit_code, result.findings[0].id) == ("mismatch", 1, "slot-count")
+            assert result.summary.startswith(f"{who}, the reference has 3: what fc reads was not compared.")
+        else:
+            assert (result.verdict, result.exit_code) == ("incomparable", 2)
+            assert "no slots and a last state after the final norm" in result.summary
+        everywhere(result)
 
 
 def test_no_fault_downstream_of_fc_is_told_where_no_slots_were_compared() -> None:
@@ -65,7 +79,8 @@ def test_no_fault_downstream_of_fc_is_told_where_no_slots_were_compared() -> Non
     left = bare(served(WORLD, WIRING, prompt=4, sweep=()))
     left = replace(left, about=left.about | {"request": request})
     with_slots = replace(served(WORLD, WIRING, prompt=4, sweep=()), about=left.about)
-    found = [diff(one, dumped(WORLD, WIRING)) for one in (with_slots, left)]
+    dump = dumped(WORLD, WIRING)
+    found = [diff(with_slots, dump), diff(left, bare(dump))]
     assert [any(f.id == "downstream" for f in one.findings) for one in found] == [True, False]
     assert "observed accept length 1.00" in found[1].summary
 

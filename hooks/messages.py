@@ -5,46 +5,61 @@ from __future__ import annotations
 import pickle
 import socket
 import struct
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 STEP = "step"  # the one verb that gets no answer: waiting for it would hold up the next step
+ALIGNED = 8  # every array of a message begins at a multiple of this
 # Bytes of an array from which on it is sent from where it lies, and not copied into the message first.
 _APART = 1 << 16
-_COUNT = struct.Struct("<Q")
+_HEAD = struct.Struct("<QQ")
 
 
-def send(link: socket.socket, message: Any) -> None:
-    """Send ``message``. Raises OSError where the other end is gone."""
-    apart: list[memoryview] = []
+class Message(NamedTuple):
+    """What was said, and the bytes of the arrays that came with it, each from a multiple of ``ALIGNED`` on."""
 
-    def within(buffer: pickle.PickleBuffer) -> bool:
-        view = buffer.raw()
-        if view.nbytes < _APART:
-            return True
-        apart.append(view)
-        return False
-
-    packed = pickle.dumps(message, protocol=5, buffer_callback=within)
-    sizes = [len(packed), *(view.nbytes for view in apart)]
-    link.sendall(b"".join([_COUNT.pack(len(sizes)), *map(_COUNT.pack, sizes), packed]))
-    for view in apart:
-        link.sendall(view)
+    said: Any
+    data: memoryview
 
 
-def receive(link: socket.socket) -> Any:
+def send(link: socket.socket, said: Any, arrays: Sequence[npt.NDArray[Any]] = ()) -> None:
+    """Send ``said`` and contiguous ``arrays``. Raises OSError where the other end is gone."""
+    words = pickle.dumps(said, protocol=5)
+    words += _filling(len(words))  # which pickle does not look at
+    parts = [_HEAD.pack(len(words), sum(aligned(array.nbytes) for array in arrays)), words]
+    for array in arrays:
+        if array.nbytes < _APART:
+            parts.append(array.tobytes())
+        else:
+            link.sendall(b"".join(parts))
+            link.sendall(array.reshape(-1).view(np.uint8).data)
+            parts = []
+        parts.append(_filling(array.nbytes))
+    link.sendall(b"".join(parts))
+
+
+def receive(link: socket.socket) -> Message | None:
     """The next message; None where the other end is gone, also in the middle of one."""
-    head = _read(link, _COUNT.size)
+    head = _read(link, _HEAD.size)
     if head is None:
         return None
-    sizes = _read(link, _COUNT.size * _COUNT.unpack(head)[0])
-    if sizes is None:
+    words, data = _HEAD.unpack(head)
+    whole = _read(link, words + data)
+    if whole is None:
         return None
-    pieces = [_read(link, size) for (size,) in _COUNT.iter_unpack(sizes)]
-    if any(piece is None for piece in pieces):
-        return None
-    return pickle.loads(pieces[0], buffers=pieces[1:])  # type: ignore[arg-type]
+    return Message(pickle.loads(whole[:words]), whole[words:])
+
+
+def aligned(size: int) -> int:
+    """Bytes that an array of ``size`` bytes takes in a message."""
+    return -(-size // ALIGNED) * ALIGNED
+
+
+def _filling(size: int) -> bytes:
+    return bytes(aligned(size) - size)
 
 
 def _read(link: socket.socket, size: int) -> memoryview | None:

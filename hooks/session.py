@@ -15,12 +15,11 @@ from drafttrace.hooks.plan import ModelFacts, expected_taps, hashed_names, layou
 from drafttrace.hooks.ranks import RankLog, collect
 from drafttrace.hooks.sink import WriterThread
 from drafttrace.hooks.store import Store, identity, write_json
-from drafttrace.hooks.trace_file import Written
 from drafttrace.hooks.writer_link import OpenFile
 from drafttrace.tracer.capture import Phase, Probe
 
 _RANKS_WAIT = 5.0  # seconds that the first rank waits for the others at the end of a request
-_STATE_EVERY = 0.25  # seconds between two updates of the state that clients poll
+_STATE_EVERY = 0.5  # seconds between two updates of the state that clients poll
 
 
 class Session:
@@ -197,10 +196,9 @@ class Session:
             )
             self._drop(batch)
             return
-        file = self._open()
-        file.append(step)
+        self._open().append(step)
+        self._rows += batch.row_count
         if time.monotonic() - self._last_state >= _STATE_EVERY:
-            self._look(file)
             self._write_state(states.RECORDING, None)
 
     def _end(self, tokens: list[int], prompt_length: int, request: dict[str, Any]) -> None:
@@ -210,7 +208,10 @@ class Session:
             return
         file = self._open()
         self._merge_ranks(file)
-        written = self._look(file)
+        written = file.written
+        self._rows = written.rows
+        if written.problem is not None:  # what the writer process could not write is told here, and nowhere before
+            self.problem(f"writing failed: {written.problem}")
         for name, rows in written.lost.items():
             self._probes[name][3] += rows
         for name, rows in written.dropped.items():
@@ -226,14 +227,6 @@ class Session:
         )
         self.reason = reason
         self._write_state(states.COMPLETE if reason is None else states.INCOMPLETE, reason)
-
-    def _look(self, file: OpenFile) -> Written:
-        """What is in the file by now. What the writer process could not write is told here, and nowhere before."""
-        written = file.written
-        self._rows = written.rows
-        if written.problem is not None:
-            self.problem(f"writing failed: {written.problem}")
-        return written
 
     def _merge_ranks(self, file: OpenFile) -> None:
         """Put the hashes of all ranks into the first rank's file."""

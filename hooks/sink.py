@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import collections
+import queue
 import threading
+import time
 from typing import Protocol
 
 from drafttrace.hooks.writer_link import WriterLink
@@ -19,16 +20,19 @@ class Job(Protocol):
 
 class WriterThread:
     """One daemon thread per process. ``limit`` bounds the bytes that wait in the queue. apart: files are written by a
-    process of their own, which ``files`` leads to."""
+    process of their own, which ``files`` leads to.
+
+    The lock is held for a few additions only: whoever puts a job is the thread that serves.
+    """
 
     def __init__(self, limit: int, *, apart: bool = True) -> None:
         self.limit = limit
         self.files = WriterLink(apart)
-        self._queue: collections.deque[tuple[Job, int]] = collections.deque()
+        self._queue: queue.SimpleQueue[tuple[Job, int] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
         self._waiting = 0
-        self._ready = threading.Condition()
+        self._unfinished = 0
         self._closed = False
-        self._busy = False
         self._thread: threading.Thread | None = None
 
     @property
@@ -37,7 +41,7 @@ class WriterThread:
 
     def put(self, job: Job, nbytes: int) -> bool:
         """Queue ``job``; False, and nothing queued, where its bytes do not fit or the thread is gone."""
-        with self._ready:
+        with self._lock:
             if self._closed or (nbytes and self._waiting + nbytes > self.limit):
                 return False
             if self._thread is None:
@@ -45,42 +49,40 @@ class WriterThread:
                 self._thread.start()
             elif not self._thread.is_alive():
                 return False
-            self._queue.append((job, nbytes))
             self._waiting += nbytes
-            self._ready.notify_all()
+            self._unfinished += 1
+            self._queue.put((job, nbytes))
         return True
 
-    def drain(self, timeout: float | None = None) -> bool:
+    def drain(self, timeout: float) -> bool:
         """Wait until everything queued is done; whether it is."""
-        with self._ready:
-            return self._ready.wait_for(lambda: not self._queue and not self._busy, timeout)
+        deadline = time.monotonic() + timeout
+        while self._unfinished and time.monotonic() < deadline:
+            time.sleep(0.002)
+        return not self._unfinished
 
     def close(self, timeout: float | None = 10.0) -> None:
         """Take no more work and wait for what is queued."""
-        with self._ready:
+        with self._lock:
+            if not self._closed:
+                self._queue.put(None)
             self._closed = True
-            self._ready.notify_all()
         if self._thread is not None:
             self._thread.join(timeout)
             if not self._thread.is_alive():
                 self.files.close()
 
     def _work(self) -> None:
-        while True:
-            with self._ready:
-                self._ready.wait_for(lambda: self._queue or self._closed)
-                if not self._queue:
-                    return
-                job, nbytes = self._queue.popleft()
-                self._busy = True
+        while (queued := self._queue.get()) is not None:
+            job, nbytes = queued
+            del queued
             try:
                 _attempt(job)
             finally:
                 del job
-                with self._ready:
-                    self._busy = False
+                with self._lock:
                     self._waiting -= nbytes
-                    self._ready.notify_all()
+                    self._unfinished -= 1
 
 
 def _attempt(job: Job) -> None:

@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from drafttrace.hooks.host import Step
+from drafttrace.hooks.host import Array, Step
 from drafttrace.hooks.messages import STEP, receive, send
+from drafttrace.hooks.packing import packed
 from drafttrace.hooks.trace_file import TraceFile, Written
 from drafttrace.tracer.row_hash import Hashes
 from drafttrace.tracer.trace import schema
@@ -75,7 +76,7 @@ class WriterLink:
             answer = None
         if answer is None:
             raise self._gone()
-        problem, said = answer
+        problem, said = answer.said
         if problem is not None:
             raise WriterFailed(problem)
         return said
@@ -85,14 +86,17 @@ class WriterLink:
 
         Raises WriterFailed where the process is gone. What it cannot write, its ``Written`` tells.
         """
-        self._send((STEP, key, step), of)
+        plain, arrays = packed(step)
+        self._send((STEP, key, plain), of, arrays)
 
-    def _send(self, message: tuple[Any, ...], of: subprocess.Popen[bytes] | None) -> socket.socket:
+    def _send(
+        self, said: tuple[Any, ...], of: subprocess.Popen[bytes] | None, arrays: Sequence[Array] = ()
+    ) -> socket.socket:
         link = self._link
         if link is None or (of is not None and of is not self._process):
             raise WriterFailed("the writer process is gone")
         try:
-            send(link, message)
+            send(link, said, arrays)
         except OSError:
             raise self._gone() from None
         return link

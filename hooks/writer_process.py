@@ -21,7 +21,8 @@ from dataclasses import replace
 from typing import Any
 
 from drafttrace.hooks.host import Step
-from drafttrace.hooks.messages import STEP, receive, send
+from drafttrace.hooks.messages import STEP, Message, receive, send
+from drafttrace.hooks.packing import unpacked
 from drafttrace.hooks.trace_file import TraceFile, Written
 
 _ORPHAN_SECONDS = 5.0  # between two looks whether the server is still there, while it says nothing
@@ -49,10 +50,11 @@ class Files:
             "finish": self._finish,
         }
 
-    def answer(self, verb: str, key: int, *arguments: Any) -> tuple[str | None, Any] | None:
+    def answer(self, message: Message) -> tuple[str | None, Any] | None:
         """Do one thing; the sentence of what went wrong, or None and what there is to say. A step gets no answer."""
+        verb, key, *arguments = message.said
         if verb == STEP:
-            self._take(key, *arguments)
+            self._take(key, unpacked(arguments[0], message.data))
             return None
         try:
             return None, self._verbs[verb](key, *arguments)
@@ -126,7 +128,7 @@ def serve(link: socket.socket, server: int) -> None:
                 message = receive(link)
                 if message is None:
                     break
-                answer = files.answer(*message)
+                answer = files.answer(message)
                 if answer is not None:
                     send(link, answer)
             elif not there:  # and all that it sent is read

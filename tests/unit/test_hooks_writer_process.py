@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,8 @@ import pytest
 
 from drafttrace.hooks.host import HostFrame, HostPart, Step
 from drafttrace.hooks.identity import RowGroup, Verdict
-from drafttrace.hooks.messages import STEP, receive, send
+from drafttrace.hooks.messages import STEP, Message, aligned, receive, send
+from drafttrace.hooks.packing import packed, unpacked
 from drafttrace.hooks.trace_file import TraceFile
 from drafttrace.hooks.writer_link import OpenFile, WriterFailed, WriterLink
 from drafttrace.hooks.writer_process import Files
@@ -154,9 +157,12 @@ def test_steps_are_written_soon_whether_or_not_anybody_asks(tmp_path: Path) -> N
 
 def test_a_large_step_is_not_kept_waiting(tmp_path: Path) -> None:
     files = Files()
-    assert files.answer("open", 1, tmp_path / "t.h5", LAYOUT, "drafttrace-x", {}, [1]) == (None, None)
+    opened = ("open", 1, tmp_path / "t.h5", LAYOUT, "drafttrace-x", {}, [1])
+    assert files.answer(Message(opened, memoryview(b""))) == (None, None)
     for rows, there in ((1, 0), (200_000, 200_001), (1, 200_001)):
-        assert files.answer(STEP, 1, step(0, rows)) is None
+        plain, arrays = packed(step(0, rows))
+        data = b"".join(array.tobytes().ljust(aligned(array.nbytes)) for array in arrays)
+        assert files.answer(Message((STEP, 1, plain), memoryview(data))) is None
         assert rows_in(tmp_path / "t.h5") == there
     assert files.patience <= 0.1  # the last row's turn comes
     files.close()
@@ -278,28 +284,84 @@ def test_settings_of_any_type_reach_the_process_as_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", [0, 5, 1 << 15, 1 << 17])
 def test_messages_arrive_as_they_were_sent(size: int) -> None:
     ours, theirs = socket.socketpair()
-    sent = {"rows": np.arange(size, dtype=np.uint16), "turned": np.arange(6.0).reshape(2, 3).T, "text": "x" * size}
+    said = {"hashes": np.arange(6, dtype=np.uint64), "text": "x" * size}
+    arrays = [np.arange(size, dtype=np.uint16), np.arange(3, dtype=np.uint8), np.arange(size + 1.0).reshape(-1, 1)]
     found: list[Any] = []
     reader = threading.Thread(target=lambda: found.append(receive(theirs)))
     reader.start()
-    send(ours, sent)
+    send(ours, said, arrays)
     reader.join(30)
-    assert found[0].keys() == sent.keys() and found[0]["text"] == sent["text"]
-    assert np.array_equal(found[0]["rows"], sent["rows"]) and np.array_equal(found[0]["turned"], sent["turned"])
-    found[0]["rows"][:1] = 7  # nobody else's memory
+    message = found[0]
+    assert message.said["text"] == said["text"] and np.array_equal(message.said["hashes"], said["hashes"])
+    at = 0
+    for array in arrays:
+        assert bytes(message.data[at : at + array.nbytes]) == array.tobytes()
+        at += aligned(array.nbytes)
+    assert at == message.data.nbytes
     ours.close()
     assert receive(theirs) is None
     theirs.close()
 
 
-@pytest.mark.parametrize("cut", [1, 8, 12, 40, 70_000])
+def test_a_step_is_the_same_after_its_way() -> None:
+    """Every field of every record, arrays of any size and form among them."""
+    states = np.arange(48, dtype=np.float32).reshape(6, 8)
+    parts = {
+        "aux/0": HostPart(states[::2], None, 2),
+        "aux/1": HostPart(states.astype(np.uint8)[:, :3], 1),
+        "last": HostPart(np.zeros((0, 8), np.uint16)),
+    }
+    frame = HostFrame(
+        "draft",
+        RowGroup(Phase.DRAFT_DECODE, 3, 7, 4),
+        3,
+        5,
+        9,
+        np.array([4, 5, 6]),
+        np.array([1, 2, 3]),
+        graph=True,
+        live_rows=11,
+        padded_rows=16,
+        cached_prefix=2,
+        rank=1,
+        parts=parts,
+        padding={"aux/0": states[:1]},
+    )
+    for sent in (Step((frame, frame), Verdict(np.array([7, 8, -1]), 2), 40), Step((), None, None)):
+        plain, arrays = packed(sent)
+        data = b"".join(array.tobytes().ljust(aligned(array.nbytes)) for array in arrays)
+        found = unpacked(pickle.loads(pickle.dumps(plain)), memoryview(bytearray(data)))
+        _same(found, sent)
+
+
+def _same(found: Any, sent: Any) -> None:
+    assert type(found) is type(sent)
+    if isinstance(sent, np.ndarray):
+        assert found.dtype == sent.dtype and found.shape == sent.shape and np.array_equal(found, sent)
+        assert found.flags.aligned
+    elif is_dataclass(sent):
+        for field in fields(sent):
+            _same(getattr(found, field.name), getattr(sent, field.name))
+    elif isinstance(sent, tuple):
+        assert len(found) == len(sent)
+        for one, other in zip(found, sent, strict=True):
+            _same(one, other)
+    elif isinstance(sent, dict):
+        assert list(found) == list(sent)
+        for key in sent:
+            _same(found[key], sent[key])
+    else:
+        assert found == sent
+
+
+@pytest.mark.parametrize("cut", [1, 8, 17, 40, 70_000])
 def test_a_message_that_breaks_off_is_none(cut: int) -> None:
     ours, theirs = socket.socketpair()
     whole, sink = socket.socketpair()
     data = bytearray()
     reader = threading.Thread(target=lambda: data.extend(_all(sink)))
     reader.start()
-    send(whole, np.zeros(100_000, np.uint8))
+    send(whole, ("verb", 1), [np.zeros(100_000, np.uint8)])
     whole.close()
     reader.join(30)
     writer = threading.Thread(target=lambda: (ours.sendall(data[:cut]), ours.close()))

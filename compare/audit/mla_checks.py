@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from drafttrace.compare.audit.attention_sizes import attention_sizes, nearest, pasted
 from drafttrace.compare.audit.subject import Subject, fault
 from drafttrace.compare.draft_config import DraftConfig
 from drafttrace.compare.draft_weights import VOCABULARY_MAPS, expected_shapes, split_fused
@@ -20,7 +21,7 @@ PLAIN_CLASS, MLA_CLASS = "LlamaForCausalLMEagle3", "Eagle3DeepseekV2ForCausalLM"
 ATTENTION = ".self_attn."
 _LATENT, _PLAIN = "layers.0.self_attn.kv_a_proj_with_mqa.weight", "layers.0.self_attn.k_proj.weight"
 _LATENT_PARTS = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
-_DIMS = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+_ALL_DIMS = "kv_lora_rank, q_lora_rank, qk_nope_head_dim, qk_rope_head_dim, v_head_dim"
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def class_findings(subject: Subject) -> Iterator[Finding]:
     named = subject.draft.architecture or ""
     dims = ""
     if other.right == MLA_CLASS and subject.draft.mla is None:
-        dims = f", and {', '.join(_DIMS)} of the training run beside it"
+        dims = f", and {_lost_sizes(subject) or f'{_ALL_DIMS} of the training run'} beside it"
     yield fault(
         "weights-missing",
         0.95,
@@ -75,6 +76,13 @@ def class_findings(subject: Subject) -> Iterator[Finding]:
         f'"architectures": ["{other.right}"]{dims}',
         {"class": named, "missing": list(other.missing), "unused": list(other.unused), "right": other.right},
     )
+
+
+def _lost_sizes(subject: Subject) -> str:
+    """The sizes that the config lacks, by the shapes of the latent attention, as lines to paste; empty where they do not
+    tell."""
+    sets = nearest(attention_sizes(subject.draft_weights), subject.draft.flat, subject.draft.hidden_size)
+    return pasted(sets[0]) if len(sets) == 1 and "kv_lora_rank" in sets[0] else ""
 
 
 def refused(subject: Subject) -> bool:
@@ -91,14 +99,12 @@ def mla_findings(subject: Subject) -> Iterator[Finding]:
     if draft.architecture != MLA_CLASS:
         return
     if draft.mla is None and other_attention(subject) is None:
-        rank = weights.shape("layers.0.self_attn.kv_a_layernorm.weight")
-        line = f'"kv_lora_rank": {rank[0]}' if rank else '"kv_lora_rank"'
         yield fault(
             "fc-not-called",
             0.95,
             f"The config has no kv_lora_rank and {MLA_CLASS} requires one: the server refuses the draft and does not "
             "start.",
-            f"{line} and the other sizes of the training run's config ({', '.join(_DIMS[1:])}).",
+            f"{_lost_sizes(subject) or f'{_ALL_DIMS} of the training run'}, as its tensors have them.",
             {"kv_lora_rank": None},
         )
     if draft.layers != 1:

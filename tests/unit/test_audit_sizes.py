@@ -123,3 +123,16 @@ def test_a_folder_without_a_draft_is_still_called_none(tmp_path: Path) -> None:
     config = without(specforge(CANONICAL), "num_attention_heads")
     with pytest.raises(UnreadableFile, match="no draft's config; give the draft's folder"):
         audited(tmp_path, config, {"lm_head.weight": torch.rand(4, 4)})
+
+
+LATENT = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+
+
+@pytest.mark.parametrize("name", ["Eagle3DeepseekV2ForCausalLM", "LlamaForCausalLMEagle3"])
+def test_a_latent_attention_without_any_size_in_the_config_gets_all_of_them(name: str, tmp_path: Path) -> None:
+    """kv_lora_rank was given, and for the others the training run's config was to be found."""
+    config = without(mla(CANONICAL, model_type="kimi_k2", architectures=[name]), *LATENT)
+    result = audited(tmp_path, config, mla_tensors())
+    lines = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 4}
+    remedies = [f.remedy for f in result.faults if "kv_lora_rank" in f.remedy]
+    assert remedies and all(f'"{key}": {value}' in remedies[0] for key, value in lines.items()), remedies

@@ -94,6 +94,17 @@ def test_a_file_that_is_no_dump_is_no_sample(place: str, tmp_path: Path) -> None
     assert open_collection(tmp_path).left_out == (place,) and len(open_collection(tmp_path).refs) == 2
 
 
+@pytest.mark.parametrize("name", ["answers.json.gz", "more.pkl", "tokens.npy"])
+def test_data_that_no_folder_is_searched_for_is_named(name: str, tmp_path: Path) -> None:
+    for number, write in enumerate((made.write_sf_eagle3, made.write_sg_dumper)):
+        root = tmp_path / str(number)
+        root.mkdir()
+        write(root)
+        (root / name).write_bytes(b"x")
+        (root / "train.log").write_text("of the trainer")
+        assert open_collection(root).left_out == (name,)
+
+
 def test_of_many_files_the_first_are_named_and_the_others_counted(tmp_path: Path) -> None:
     folder = made.write_sg_dumper(tmp_path)
     for number in range(20):

@@ -250,7 +250,8 @@ def _open_folder(path: Path, format_id: str | None, request: Request) -> Collect
         samples = folder_layout.samples(path)
         if not samples:
             raise UnreadableFile(f"The folder '{path}' holds no samples of {folder_layout.id}; dump it again.")
-        others = others_than(data_files(given), folder_layout.parts(path, samples))
+        known, unread = data_files(given)
+        others = [*others_than(known, folder_layout.parts(path, samples)), *unread]
         return Collection(path, folder_layout, why, samples, _names(given, others))
     if format_id is not None:
         _refuse_folder_format(path, format_id)

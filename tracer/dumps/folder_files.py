@@ -13,12 +13,14 @@ from drafttrace.tracer.errors import DrafttraceError, UnreadableFile
 
 SUFFIXES = (".pt", ".ckpt", ".ckpt.gz", ".pt.gz", ".pth", ".bin", ".safetensors", ".npz", ".h5", ".hdf5")
 _TEXT = ".json"
+# Names of files that may hold states or tokens, and that no folder is searched for; one of them may be read by itself.
+_UNREAD = (".pkl", ".pickle", ".npy", ".json.gz", ".parquet", ".zst")
 _MAYBE_TRACES = (".h5", ".hdf5")
 
 
 def sample_files(folder: Path) -> list[Path]:
     """Every file below a folder that could be a sample, in natural order; links to folders are followed once."""
-    return _samples_among(folder, data_files(folder))
+    return _samples_among(folder, data_files(folder)[0])
 
 
 def samples_below(folder: Path) -> tuple[list[Path], list[Path]]:
@@ -27,13 +29,13 @@ def samples_below(folder: Path) -> tuple[list[Path], list[Path]]:
     there is."""
     from drafttrace.tracer.open import is_trace_file
 
-    files = data_files(folder)
+    files, unread = data_files(folder)
     parts = {place for place in {path.parent for path in files} - {folder} if _is_one_dump(place)}
     kept = [p for p in files if p.parent not in parts and not (p.suffix in _MAYBE_TRACES and is_trace_file(p))]
     if len(kept) < len(files) and all(path.suffix == _TEXT for path in kept):
         kept = files
     samples = _samples_among(folder, kept)
-    return samples, others_than(files, samples)
+    return samples, [*others_than(files, samples), *unread]
 
 
 def others_than(files: Sequence[Path], some: Collection[Path]) -> list[Path]:
@@ -49,9 +51,12 @@ def _is_one_dump(folder: Path) -> bool:
         return False
 
 
-def data_files(folder: Path) -> list[Path]:
-    """Every file below a folder that may hold samples, by its name; none that stands beside samples or is of a model."""
-    return [path for path in every_file(folder) if path.name.endswith((*SUFFIXES, _TEXT)) and not is_sidecar(path)]
+def data_files(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Every file below a folder that may hold samples, by its name, and the data files that are not looked into; none that
+    stands beside samples or is of a model."""
+    files = [path for path in every_file(folder) if not is_sidecar(path)]
+    known = [path for path in files if path.name.endswith((*SUFFIXES, _TEXT))]
+    return known, [path for path in files if path.name.endswith(_UNREAD)]
 
 
 def _samples_among(folder: Path, files: Sequence[Path]) -> list[Path]:

@@ -41,7 +41,7 @@ def test_the_machine_form_of_several_samples(tmp_path: Path) -> None:
     told = json.loads(done.stdout)
     assert (told["paths"], told["samples"]) == ([str(tmp_path / "out")], 8)
     assert told["source"]["path"] == str(folder)
-    assert told["notes"] == [NOTE, "1 file of the folder left out, of another format than SPEC-V1: 'fixed.h5'"]
+    assert told["notes"] == ["1 file of the folder left out, of another format than SPEC-V1: 'fixed.h5'", NOTE]
 
 
 def test_what_was_left_out_of_a_folder_is_said_to_people_on_standard_error(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_what_was_left_out_of_a_folder_is_said_to_people_on_standard_error(tmp_p
     assert done.stdout.splitlines()[0] == str(out)
     names = "'as-trained.h5', 'fixed.h5', 'shifted.h5'"
     said = f"3 files of the folder left out, of another format than SPEC-V1: {names}"
-    assert done.stderr == f"drafttrace: note: {NOTE}\ndrafttrace: note: {said}\n"
+    assert done.stderr == f"drafttrace: note: {said}\ndrafttrace: note: {NOTE}\n"
     quiet = run("convert", TRACES, out, "--to", "safetensors", "--force", "--quiet")
     assert (quiet.returncode, quiet.stdout, quiet.stderr) == (0, "", "")
 

@@ -62,7 +62,7 @@ class Collection:
     def read(self, ref: SampleRef, request: Request) -> Capture:
         """One sample. Raises DrafttraceError with what is wrong with it."""
         capture = self._read(ref, request)
-        return replace(capture, notes=(*capture.notes, *self.notes)) if self.notes else capture
+        return replace(capture, notes=(*self.notes, *capture.notes)) if self.notes else capture
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from drafttrace.compare.audit.config_fields import DTYPES
 from drafttrace.compare.audit.subject import Subject, note
 from drafttrace.compare.result import Finding
 
@@ -24,7 +25,7 @@ def format_findings(subject: Subject) -> Iterator[Finding]:
             f'"torch_dtype": "{stored}"; look that nothing between training and export took one for the other.',
             {"config": draft, "stored": stored},
         )
-    if draft and target and draft != target:
+    if draft in DTYPES and target in DTYPES and draft != target:
         yield note(
             "quantization-noise",
             0.3,

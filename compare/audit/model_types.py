@@ -55,11 +55,13 @@ def knows(model_type: str) -> bool | None:
     return sources is not None and model_type in _own(sources)
 
 
-def refused_in_a_draft(model_type: object) -> list[tuple[str, str, str]]:
-    """What is wrong with a type whose class has no place for a draft's sizes: key, what is wrong, what to write."""
+def refused_in_a_draft(model_type: object, usual: str) -> list[tuple[str, str, str]]:
+    """What is wrong with a type whose class has no place for a draft's sizes: key, what is wrong, what to write.
+
+    usual: the type that drafts of this class are written with.
+    """
     if not isinstance(model_type, str) or model_type not in NOT_FLAT:
         return []
-    usual = "kimi_k2" if "kimi" in model_type else "llama"
     wrong = f"'{model_type}', whose config class has no place for a draft's sizes at the top level"
     return [("model_type", wrong, f'"model_type": "{usual}"')]
 

@@ -112,13 +112,14 @@ def _unusual(config: Mapping[str, Any]) -> Iterator[str]:
     for key, turned in (("qk_rope_head_dim", config.get("qk_rope_head_dim")), ("head_dim", width)):
         if type(turned) is int and turned % 2:
             yield key
+    llama = config.get("model_type") == "llama"
     for key, value in config.items():
         if key in USUAL_FIELDS:
             fits, null, _ = USUAL_FIELDS[key]
-            null = null and (key not in NO_NULL or config.get("model_type") == "llama")
+            null = null and (key not in NO_NULL or llama)
             if not (fits(value) or (null and value is None)):
                 yield key
-        elif key in _NOT_PLAIN or not _plain(key, value):
+        elif key in _NOT_PLAIN or not (_plain(key, value) or (llama and _free(key, value))):
             yield key
 
 
@@ -130,6 +131,22 @@ def _divided(hidden: object, heads: object) -> int | None:
 def _fields(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     found = config.get(key)
     return found if isinstance(found, Mapping) else {}
+
+
+_READ = frozenset(
+    {
+        "attention_chunk_size", "multi_query", "max_sequence_length", "seq_length", "max_seq_len", "model_max_length",
+        "hc_mult", "id2label", "label2id", "num_labels", "vision_n_layers", "use_ngram_embedding", "engram_layer_ids",
+        "index_topk", "matryoshka_dimensions", "is_matryoshka", "language_model_only", "mlp_layer_types", "sub_configs",
+        "attribute_map", "rope_theta", "partial_rotary_factor", "vision_config", "audio_config", "store_dtype",
+    }
+)  # fmt: skip
+"""Keys that no Llama has and that SGLang, or what a config class inherits, reads all the same."""
+
+
+def _free(key: str, value: Any) -> bool:
+    """Whether a key is the file's own: a Llama's class keeps what it does not know, and nobody asks for it."""
+    return key not in _READ and not key.startswith("_") and (value is None or isinstance(value, str))
 
 
 def _plain(key: str, value: Any) -> bool:

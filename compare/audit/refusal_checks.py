@@ -11,10 +11,12 @@ from typing import Any
 
 from drafttrace.compare.audit.asking_sglang import DRAFT, TARGET, Loads, Refusal, ask
 from drafttrace.compare.audit.config_fields import meant, misfits
+from drafttrace.compare.audit.installed import installed_version
 from drafttrace.compare.audit.loading_checks import NULL_DEFAULTS, unread, usual_type
 from drafttrace.compare.audit.model_types import SIZED_BY_A_PART, refused_in_a_draft
 from drafttrace.compare.audit.plain_configs import unusual_draft, unusual_path, unusual_target
 from drafttrace.compare.audit.said_in_vain import odd_flags
+from drafttrace.compare.audit.sglang_rules import LAST_VERSION
 from drafttrace.compare.audit.subject import Subject, fault, note
 from drafttrace.compare.audit.target_config import TEXT_KEYS
 from drafttrace.compare.document import join
@@ -28,12 +30,17 @@ Misfit = tuple[str, str, str]
 def ask_where_unusual(subject: Subject) -> tuple[Loads | None, list[str]]:
     """SGLang's own answer, and what to remark about it; None where both configs are plain, and where it cannot be asked.
 
-    What SGLang makes of the layout of speculators is known and said.
+    What SGLang makes of the layout of speculators, and of what the tables have, is known and said.
     """
     places = {TARGET: subject.target.path.parent, DRAFT: subject.draft.path.parent}
     odd = {TARGET: list(unusual_target(subject.target.raw)), DRAFT: []}
     if not unread(subject.draft):
         odd[DRAFT] += unusual_draft(subject.draft)
+    if installed_version() == LAST_VERSION:  # the tables were made by asking that release
+        odd[TARGET] = [
+            key for key in odd[TARGET] if key not in {known for known, _, _ in _known_target(subject.target.raw)}
+        ]
+        odd[DRAFT] = [key for key in odd[DRAFT] if key not in refused_keys(subject)]
     for role, place in places.items():
         odd[role] += ["the folder's name"] if unusual_path(place) else []
     said = [f"{join(keys, 4)} of the {role}" for role, keys in odd.items() if keys]
@@ -130,7 +137,7 @@ def _known_draft(draft: DraftConfig) -> list[Misfit]:
     elsewhere = {"hidden_act", "architectures", *(key for key in NULL_DEFAULTS if draft.raw.get(key) is None)}
     elsewhere |= {finding.evidence["field"] for finding in odd_flags(draft) if finding.severity == FAULT}
     found = [misfit for misfit in misfits(draft.raw) if misfit[0] not in elsewhere]
-    return found + refused_in_a_draft(draft.raw.get("model_type"))
+    return found + refused_in_a_draft(draft.raw.get("model_type"), usual_type(draft))
 
 
 def _explained(refusal: Refusal, told: Sequence[Finding]) -> bool:

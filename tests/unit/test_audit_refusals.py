@@ -34,7 +34,7 @@ from drafttrace.compare.draft_config import parse_draft_config
 IDS = [1, 15, 28]
 
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
-    "kimi_k25": ({"model_type": "kimi_k25"}, "model_type is 'kimi_k25'", '"model_type": "kimi_k2"'),
+    "kimi_k25": ({"model_type": "kimi_k25"}, "model_type is 'kimi_k25'", '"model_type": "llama"'),
     "step3_text": ({"model_type": "step3_text"}, "'step3_text' is none that it knows", '"model_type": "llama"'),
     "bf16": ({"torch_dtype": "bf16"}, "torch_dtype is 'bf16'", '"torch_dtype": "bfloat16"'),
     "fp16": ({"torch_dtype": None, "dtype": "fp16"}, "dtype is 'fp16'", '"dtype": "float16"'),
@@ -82,6 +82,7 @@ LOADED: dict[str, dict[str, Any]] = {
     "thinker_config null": {"thinker_config": None},
     "language_config null": {"language_config": None},
     "keys of its own": {"trained_by": "us", "step": 12, "data": ["a"], "notes": {"a": 1}, "maybe": None},
+    "own keys that are plain": {"trained_by": "us", "step": 12, "maybe": None, "shared": True},
     "a window": {"layer_types": ["sliding_attention"], "sliding_window": 8, "use_sliding_window": True},
     "yarn": {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 256}},
     "a rope of transformers 5": {
@@ -172,6 +173,17 @@ def test_a_healthy_config_of_each_family_is_plain_and_nothing_is_asked(
     target, draft = FAMILIES[family]
     assert not unusual_target(target) and not unusual_draft(parse_draft_config(draft, Path("config.json")))
     assert not not_loading(audited(tmp_path, draft, target))
+
+
+@pytest.mark.parametrize("name", ["own keys that are plain", "half", "many ends", "yarn", "null for a token"])
+def test_what_surely_loads_is_not_asked_about(name: str) -> None:
+    assert not unusual_draft(parse_draft_config(specforge(IDS, **LOADED[name]), Path("config.json")))
+
+
+def test_a_number_format_that_is_none_is_not_compared_with_the_targets(tmp_path: Path) -> None:
+    """ "The draft's config says auto, the target's bfloat16; the server runs both in the target's format.\""""
+    result = audited(tmp_path, specforge(IDS, torch_dtype="auto"), sglang_version="0.5.23")
+    assert "quantization-noise" not in {f.id for f in result.findings}
 
 
 def test_nothing_is_asked_where_sglang_is_not_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

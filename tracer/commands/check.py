@@ -102,7 +102,7 @@ def check(
     if fix_to is not None:
         refuse_place(draft, target, fix_to, force=force)
     health: Mapping[str, Any] | None = Client(url, api_key=api_key).health().raw if url is not None else None
-    with output.status("reading the weights", quiet=quiet, after=1.0):
+    with output.status("reading the weights; for an unusual config SGLang is asked, too", quiet=quiet, after=1.0):
         found = audit(
             target,
             draft,

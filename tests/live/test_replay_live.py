@@ -77,6 +77,19 @@ def test_live_and_replay_agree(start_server: Callable[..., Any], pair: Any, fold
     assert served.score.top1 >= best - 0.05
 
 
+def test_what_enters_the_steps_of_a_tree_agrees_with_its_replay(
+    start_server: Callable[..., Any], pairs: Any
+) -> None:
+    """embed_in and hidden_in of two branches."""
+    pair = pairs["tiny-llama"]
+    args = cpu_args(pair.target, pair.draft, topk=2, num_draft_tokens=6, extra=["--disable-radix-cache"])
+    one = recording.record(start_server(args), prompt(pair), max_new_tokens=24, ignore_eos=True)
+    live = replay(one.trace, pair.draft, pair.target, switches=False).live
+    assert live is not None and live.topk == 2 and live.parted is None, live
+    entered = {(stage.step, stage.tensor) for stage in live.stages if stage.tensor.endswith("_in")}
+    assert entered >= {(step, name) for step in (0, 1) for name in ("embed_in", "hidden_in")}
+
+
 def test_the_incident_is_found_without_any_dump(start_server: Callable[..., Any], pairs: Any) -> None:
     """tiny-kimi as its config has it: the sweep of one trace is enough to see that the embedding is missing."""
     pair = pairs["tiny-kimi"]

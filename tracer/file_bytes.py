@@ -6,7 +6,6 @@ what was asked for, and say how much came.
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import threading
@@ -50,9 +49,12 @@ class FileBytes:
                 raise self._unreadable(error) from None
 
     def __del__(self) -> None:
-        with contextlib.suppress(Exception), _lock:  # the interpreter may be going down
-            _recent.pop(id(self), None)
-            self._close()
+        try:
+            with _lock:
+                _recent.pop(id(self), None)
+                self._close()
+        except Exception:  # the interpreter may be going down, and contextlib be gone already
+            pass
 
     def read(self, begin: int, count: int) -> Bytes:
         """``count`` bytes from ``begin``, read-only. Raises UnreadableFile where the file does not hold them."""

@@ -371,3 +371,16 @@ def test_a_full_disk_does_not_kill_the_writer(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(OutputExists, match="No space left"), writer:
         pass
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_the_interpreter_closes_on_its_way_out_prints_nothing(tmp_path: Path) -> None:
+    """'Exception ignored in FileBytes.__del__: NoneType has no attribute suppress', at the end of scripts."""
+    script = (
+        "import sys\nfrom pathlib import Path\nfrom drafttrace.tracer import file_bytes\n"
+        "file = file_bytes.FileBytes(Path(sys.argv[1]))\n"
+        "gone = [name for name in vars(file_bytes) if not name.startswith('__')]\n"
+        "vars(file_bytes).update(dict.fromkeys(gone))\n"
+    )
+    path = made.write_sf_eagle3(tmp_path)
+    done = subprocess.run([sys.executable, "-c", script, path], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")

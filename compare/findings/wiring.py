@@ -140,7 +140,7 @@ def _how(facts: Facts) -> str:
 def _slot_count(facts: Facts) -> Iterator[Finding]:
     assert facts.reference is not None
     ours, theirs = len(facts.left.slots), len(facts.reference.slots)
-    if ours == theirs:
+    if ours == theirs or (not ours and facts.inside.fc_ran is False):  # fc-not-called says why there are none
         return
     if not ours:
         served = facts.left.format.startswith("drafttrace.trace")

@@ -115,6 +115,8 @@ def _terminal(block: Block) -> Iterator[RenderableType]:
     from rich.table import Table
     from rich.text import Text
 
+    from drafttrace.tracer.fitted import Fitted
+
     if isinstance(block, Head):
         yield Text.assemble((block.verdict, block.style), "  ", block.sentence)
     elif isinstance(block, Lines):
@@ -129,7 +131,7 @@ def _terminal(block: Block) -> Iterator[RenderableType]:
             table.add_column(Text(header), justify="right" if i in block.right else "left", overflow="fold")
         for number, row in enumerate(block.rows):
             table.add_row(*(Text(cell, style="bold" if number in block.bold else "") for cell in row))
-        yield table
+        yield Fitted(table)
     else:
         for place, finding in enumerate(block.findings, 1):
             style = "bold red" if finding.severity == FAULT else "bold cyan"

@@ -29,6 +29,7 @@ from drafttrace.compare.wording import (
     where,
     worst_line,
 )
+from drafttrace.tracer.fitted import Fitted
 
 _STYLE = {"match": "bold green", "noise": "bold yellow", "mismatch": "bold red", "incomparable": "bold magenta"}
 _NARROW = 98
@@ -106,7 +107,7 @@ def _finding(place: int, finding: Finding, remedy: str) -> Iterator[RenderableTy
         yield Padding(Text.assemble(("→ ", "bold green"), remedy), (0, 0, 0, 3))
 
 
-def _slots(result: Result) -> Table:
+def _slots(result: Result) -> Fitted:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for header in HEADERS:
         table.add_column(header, justify="left" if header in {"left", "reference", "verdict"} else "right")
@@ -114,10 +115,10 @@ def _slots(result: Result) -> Table:
         cells = [Text(cell) for cell in slot_cells(slot)]
         cells[-1].stylize(_STYLE.get(slot.verdict, ""))
         table.add_row(*cells)
-    return table
+    return Fitted(table)
 
 
-def _narrow_slots(result: Result) -> Table:
+def _narrow_slots(result: Result) -> Fitted:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for header in ("slot", "left", "ref", "cos", "rel L2", "limits", "verdict"):
         table.add_column(header, overflow="fold")
@@ -132,10 +133,10 @@ def _narrow_slots(result: Result) -> Table:
             cells[6],
             cells[-1],
         )
-    return table
+    return Fitted(table)
 
 
-def _matrix(matrix: Matrix) -> Table:
+def _matrix(matrix: Matrix) -> Fitted:
     """Relative L2 of every left state against every reference state; the smallest of a row in bold."""
     table = Table(
         box=None, pad_edge=False, header_style="bold", title="relative L2, left by reference", title_justify="left"
@@ -147,7 +148,7 @@ def _matrix(matrix: Matrix) -> Table:
         known = [v for v in line if math.isfinite(v)]
         best = min(known, default=math.nan)
         table.add_row(Text(name), *(Text(number(v), style="bold green" if v == best else "") for v in line))
-    return table
+    return Fitted(table)
 
 
 def _places(result: Result) -> Iterator[RenderableType]:

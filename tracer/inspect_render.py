@@ -18,6 +18,8 @@ def render(found: Inspection, console: Console) -> None:
     from rich.markup import escape
     from rich.table import Table
 
+    from drafttrace.tracer.fitted import Fitted
+
     def line(label: str, value: str) -> None:
         console.print(f"[bold]{label:<12}[/bold]{escape(printable(value))}")
 
@@ -41,7 +43,7 @@ def render(found: Inspection, console: Console) -> None:
                  _norms(state), _broken(state), state.probably]  # fmt: skip
         table.add_row(*(escape(printable(cell)) for cell in cells))
     if found.states:
-        console.print(table)
+        console.print(Fitted(table))
     if found.boundaries:
         line("boundaries", ", ".join(found.boundaries))
     for source in dict.fromkeys(state.source for state in found.states):

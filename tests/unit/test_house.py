@@ -27,6 +27,7 @@ ALLOWED = {
     "compare": SMALL_RECORDS
     | {
         "drafttrace.tracer.checkpoint",
+        "drafttrace.tracer.fitted",
         "drafttrace.tracer.hub_cache",
         "drafttrace.tracer.part_names",
         "drafttrace.tracer.report_file",

@@ -178,6 +178,7 @@ def render(summary: Summary, console: Console) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from drafttrace.tracer.fitted import Fitted
     from drafttrace.tracer.printable import printable
 
     words = ", ".join(f"{count} {verdict}" for verdict, count in sorted(summary.verdicts.items()))
@@ -192,7 +193,7 @@ def render(summary: Summary, console: Console) -> None:
         for one in summary.findings:
             shown = Text(one.id, style="bold" if one.severity == "fault" else "")
             table.add_row(shown, str(one.samples), f"{one.share:.0%}", Text(printable(one.summary)))
-        console.print(table)
+        console.print(Fitted(table))
         for one in summary.findings:
             if one.severity == "fault":
                 console.print()

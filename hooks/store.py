@@ -25,7 +25,7 @@ _GONE = "the server process that was recording it is gone; the file holds every 
 
 @dataclass(frozen=True)
 class TraceState:
-    """One trace as clients see it. bytes: size of the file; rows: written so far; created: unix time."""
+    """One trace as clients see it. bytes: size of the file; rows: handed to the writer so far; created: unix time."""
 
     id: str
     state: str

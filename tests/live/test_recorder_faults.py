@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import h5py
 import psutil
 import pytest
 import recording
@@ -20,6 +21,7 @@ from site_folder import python_path_with
 from drafttrace.tracer.client import Client, Prompt, Sampling
 from drafttrace.tracer.commands.record import record_one
 from drafttrace.tracer.errors import ServerProblem
+from drafttrace.tracer.trace import schema
 from drafttrace.tracer.trace.reader import read_trace
 
 pytestmark = [pytest.mark.live, pytest.mark.faults]
@@ -121,7 +123,8 @@ def test_a_killed_writer_process_is_told_and_replaced(breakable: Any, fault: Cal
     )
     sender.start()
     deadline = time.monotonic() + 60
-    while not server.get(f"/drafttrace/traces/{asked['id']}")["rows"] and time.monotonic() < deadline:
+    path = breakable.trace_dir / f"{asked['id']}.h5"
+    while not rows_in(path) and time.monotonic() < deadline:
         time.sleep(0.02)
     writers = [p for p in scheduler_of(server).children() if "drafttrace.hooks.writer_process" in p.cmdline()]
     assert len(writers) == 1
@@ -130,8 +133,17 @@ def test_a_killed_writer_process_is_told_and_replaced(breakable: Any, fault: Cal
     assert answers[0]["output_ids"] == expected
     state = recording.wait(server, asked["id"])
     assert state["state"] == "incomplete" and "the writer process is gone" in state["reason"]
-    assert len(read_trace(breakable.trace_dir / f"{asked['id']}.h5").table) > 0
+    assert len(read_trace(path).table) > 0
     healthy(breakable)
+
+
+def rows_in(path: Path) -> int:
+    """Target rows that a file holds by now; 0 where it is not there, or not yet whole."""
+    try:
+        with h5py.File(path, swmr=True) as file:
+            return len(file[f"target/{schema.ROWS}"])
+    except (OSError, KeyError):
+        return 0
 
 
 def test_a_dead_writer_thread_is_told(breakable: Any, fault: Callable[[str], None]) -> None:

@@ -24,6 +24,7 @@ import sys
 import tempfile
 import threading
 import time
+import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -86,7 +87,7 @@ def processor_seconds(server: CpuServer) -> float:
     return total
 
 
-def crowd(server: CpuServer, tokens: int, round_: int, first: Mapping[str, Any] | None = None) -> Run:
+def crowd(server: CpuServer, tokens: int, round_: int, first: Mapping[str, Any]) -> Run:
     """Eight concurrent requests. ``first``: additions to the first one.
 
     Every crowd of a round asks the same, and none finds its prompts in the prefix cache, where the one before left them.
@@ -96,7 +97,7 @@ def crowd(server: CpuServer, tokens: int, round_: int, first: Mapping[str, Any] 
 
     def send(client: int) -> None:
         ids = [5 + (client * 7 + round_ * 11 + k * 3) % 200 for k in range(24)]
-        extra = {"extra_key": own, **((first or {}) if client == 0 else {})}
+        extra = {"extra_key": own, **(first if client == 0 else {})}
         answer = server.generate(input_ids=ids, max_new_tokens=tokens, ignore_eos=True, **extra)
         made.append(answer["meta_info"]["completion_tokens"])
 
@@ -118,6 +119,12 @@ def traced(server: CpuServer) -> dict[str, Any]:
     """What makes a request a traced one."""
     asked = server.post("/drafttrace/traces", {"taps": {}})
     return {"rid": asked["rid"], "extra_key": asked["id"]}
+
+
+def untraced() -> dict[str, Any]:
+    """The same for a request that is not traced: a name and a corner of the prefix cache cost something by themselves."""
+    name = uuid.uuid4().hex
+    return {"rid": name, "extra_key": name}
 
 
 def scheduler_memory(server: CpuServer) -> int:
@@ -235,10 +242,10 @@ def _one_start(folder: Path, models: tuple[Path, Path], tokens: int, blocks: int
     plugin = CpuServer(args, folder / "with.log", same | on, start_timeout=900)
     first, second = (plugin, plain) if swapped else (plain, plugin)
     runs = {
-        NONE: lambda number: crowd(plain, tokens, number),
-        IDLE: lambda number: crowd(plugin, tokens, number),
+        NONE: lambda number: crowd(plain, tokens, number, untraced()),
+        IDLE: lambda number: crowd(plugin, tokens, number, untraced()),
         TRACED: lambda number: crowd(plugin, tokens, number, traced(plugin)),
-        HIDDEN: lambda number: crowd(plain, tokens, number, {"return_hidden_states": True}),
+        HIDDEN: lambda number: crowd(plain, tokens, number, {**untraced(), "return_hidden_states": True}),
     }
     kinds = list(runs)
     with first, second:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -217,9 +218,19 @@ class Batch:
         (self.nodes, self.count), copied = to_host([nodes, count])
         self.copies.append(copied)
 
+    @property
+    def arrived(self) -> bool:
+        """Whether everything is on the host already."""
+        return all(copied is None or copied.query() for copied in self._copied())
+
+    def _copied(self) -> Iterator[Any]:
+        yield from self.copies
+        for frame in self.frames:
+            yield from frame.copied
+
     def on_host(self) -> Step:
-        """The step as arrays, once everything is on the host. Called by the writer thread, which may wait."""
-        for copied in (*self.copies, *(event for frame in self.frames for event in frame.copied)):
+        """The step as arrays, once everything is on the host. Waits where it has not ``arrived``."""
+        for copied in self._copied():
             if copied is not None:
                 copied.synchronize()
         verdict = None

@@ -148,12 +148,32 @@ class Session:
                 "DRAFTTRACE_MAX_TRACE_BYTES or record fewer taps"
             )
             self._drop(batch)
-        elif not self._thread.put(_Write(self, batch), nbytes):
+        elif not self._send_now(batch, nbytes) and not self._thread.put(_Write(self, batch), nbytes):
             self.problem(
                 f"the queue to the writer was full ({self._thread.waiting_bytes} of {self._thread.limit} bytes); "
                 "raise DRAFTTRACE_QUEUE_BYTES or record fewer taps"
             )
             self._drop(batch)
+
+    def _send_now(self, batch: Batch, nbytes: int) -> bool:
+        """Whether a small step went to the writer process here and now.
+
+        To wake the thread for it costs the scheduler several times as much: it takes the interpreter at the scheduler's
+        next operation. The thread has its turn where something could be waited for, and whenever the state is due.
+        """
+        file = self._file
+        due = time.monotonic() - self._last_state >= _STATE_EVERY
+        if file is None or due or self._log is not None or not self._thread.idle:
+            return False
+        if not file.takes_now(nbytes) or not batch.arrived:
+            return False
+        try:
+            file.append(batch.on_host())
+        except Exception as error:
+            self._drop(batch)
+            self._failed(error)
+        self._rows += batch.row_count
+        return True
 
     def end(self, tokens: Sequence[int], prompt_length: int, request: Mapping[str, Any]) -> None:
         """The request is over: write what is known only now. Later rows of it are not recorded."""

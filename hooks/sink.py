@@ -39,6 +39,11 @@ class WriterThread:
     def waiting_bytes(self) -> int:
         return self._waiting
 
+    @property
+    def idle(self) -> bool:
+        """Whether everything queued is done: what the thread would do next may be done by whoever puts its jobs."""
+        return not self._unfinished and not self._closed
+
     def put(self, job: Job, nbytes: int) -> bool:
         """Queue ``job``; False, and nothing queued, where its bytes do not fit or the thread is gone."""
         with self._lock:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import itertools
 import logging
 import os
 import socket
 import subprocess
 import sys
+import termios
+from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,8 @@ from drafttrace.tracer.trace.texts import pieces_of
 
 logger = logging.getLogger("drafttrace")
 
+_BUFFER = 4 << 20  # bytes that may wait in the socket, as far as the system allows
+_MESSAGE = 16 << 10  # bytes of a message beside its arrays, at most
 _GOODBYE = 10.0  # seconds that a process may take to close its files
 
 
@@ -81,6 +86,16 @@ class WriterLink:
             raise WriterFailed(problem)
         return said
 
+    def room(self, nbytes: int) -> bool:
+        """Whether so many bytes of a step can be sent without waiting for the process to read."""
+        if self._link is None:
+            return False
+        waiting = array("i", [0])
+        fcntl.ioctl(self._link, termios.TIOCOUTQ, waiting)
+        return waiting[0] + nbytes + nbytes // 4 + _MESSAGE <= self._link.getsockopt(
+            socket.SOL_SOCKET, socket.SO_SNDBUF
+        )
+
     def post(self, key: int, step: Step, of: subprocess.Popen[bytes]) -> None:
         """Send a step and do not wait: every wait takes the interpreter from the scheduler and gives it back.
 
@@ -112,6 +127,7 @@ class WriterLink:
     def _start(self) -> None:
         self.close()
         ours, theirs = socket.socketpair()
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
         command = [sys.executable, "-m", "drafttrace.hooks.writer_process", str(theirs.fileno()), str(os.getpid())]
         # A session of its own: what is sent to the server's group (Ctrl-C) would end it before its last trace.
         threads = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
@@ -156,6 +172,10 @@ class FileApart:
         """What is in the file once all that was sent is written."""
         written: Written = self._ask("written")
         return written
+
+    def takes_now(self, nbytes: int) -> bool:
+        """Whether a step of so many bytes goes without waiting."""
+        return self._link.room(nbytes)
 
     def append(self, step: Step) -> None:
         self._link.post(self._key, step, self._process)

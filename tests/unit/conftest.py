@@ -23,6 +23,7 @@ SLOW = {
     "test_dump_fuzz": "made-up bytes, for a fixed budget",
     "test_dump_hostile": "bombs",
     "test_dump_streaming": "files larger than the memory that may be used",
+    "test_hooks_send_now": "processes that are stopped and killed",
     "test_hooks_static": "the hooks on and off in a process of their own",
     "test_hooks_versions": "SGLang is imported",
     "test_hooks_writer_process": "processes that are killed",

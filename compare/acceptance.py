@@ -56,7 +56,15 @@ def parse_expected(text: str, steps: int | None = None) -> Expected:
 
 
 def expected_of_replay(value: Any, path: str) -> Expected:
-    """The expected length of the best wiring in the JSON of ``drafttrace replay``. Raises DrafttraceError otherwise."""
+    """The expected length of the best wiring in the JSON of ``drafttrace replay``.
+
+    Raises DrafttraceError for anything else, and for a replay that lacked the tokens before its rows.
+    """
+    if isinstance(value, Mapping) and value.get("absent_tokens"):
+        raise DrafttraceError(
+            f"The replay of '{path}' had no states of {value['absent_tokens']} tokens before its rows, so it does not know "
+            "which accept length to expect; record the whole request (drafttrace record does) and replay that."
+        )
     rows = value.get("wirings") if isinstance(value, Mapping) else None
     scores = [row.get("score") for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else []
     for score in scores:

@@ -29,6 +29,7 @@ from drafttrace.compare.replay.stages import (
     listed_ids,
     logits_stage,
     proposal_stage,
+    row_local,
     tensor_stage,
 )
 from drafttrace.compare.replay.switches import Switches
@@ -47,7 +48,9 @@ class LiveComparison:
     accept_lengths: observed per round, bonus included. steps: draft steps of the server, as the trace shows them.
     number_format: what the server's draft computes in, and so the replay here. layers: of the draft. proposed_by: the head
     or map that explains the proposals, where they are the first to part. blame: the parts of the draft that the fault may
-    lie in, where a state or the proposals are the first to part and no other head or map explains them.
+    lie in, where a state or the proposals are the first to part and no other head or map explains them. lacking: of the
+    first so many rows of the text the draft's attention saw tokens that the replay has no states of; there only what a
+    row makes by itself is compared.
     """
 
     stages: tuple[Stage, ...]
@@ -59,6 +62,7 @@ class LiveComparison:
     layers: int
     proposed_by: ProposedBy | None = None
     blame: Blame | None = None
+    lacking: int = 0
 
     @property
     def observed(self) -> float | None:
@@ -104,6 +108,7 @@ def compare_live(
     done = model.steps(fc_out[None], reading, switches)
     targets, drafted = replayer.targets(switches), _drafted(capture, text)
     stages = []
+    lacking = text.rows_lacking(switches.windows, replayer.config.layers)
     for step, (rows, live) in sorted((step, pairs) for (step, _), pairs in _grouped(places).items()):
         made: dict[str, Floats] = {EMBED_IN: reading.table[reading.place[step]].to(number_format).float().numpy()}
         if step == 0:
@@ -112,7 +117,11 @@ def compare_live(
             made[HIDDEN_IN] = done[step - 1].handed[0].numpy()
         made["hidden_out"] = done[step].handed[0].numpy()
         known = {EMBED_IN: (tokens[step][rows] >= 0) & (tokens[step][rows] < replayer.parts.vocabulary)}
-        stages += [tensor_stage(step, name, made[name][rows], draft, live, known.get(name)) for name in made]
+        whole = rows >= lacking
+        for name in made:
+            sure = np.ones(len(rows), bool) if row_local(name, step) else whole
+            stages.append(tensor_stage(step, name, made[name][rows], draft, live, known.get(name, sure) & sure))
+        rows, live = rows[whole], live[whole]
         scores = model.logits(done[step].normed[0]).numpy()[rows]
         stages.append(proposal_stage(step, rows, targets[scores.argmax(-1)], draft, live, drafted))
         stages.append(logits_stage(step, scores, targets, draft, live))
@@ -120,24 +129,30 @@ def compare_live(
     parted = next((stage for stage in kept if stage.parted), None)
     explained, blame = None, None
     if parted is not None:
-        seen = _Seen(replayer, draft, *_grouped(places)[parted.step, 0], switches)
+        rows, live = _grouped(places)[parted.step, 0]
+        seen = _Seen(replayer, draft, rows[rows >= lacking], live[rows >= lacking], switches)
         if parted.tensor == PROPOSAL:
             explained = seen.proposed_by(done[parted.step])
         if explained is None:
             blame = seen.blame(parted, done[parted.step], fc_out, reading)
-    request = capture.about.get("request")
-    counts = request.get("accept_counts") if isinstance(request, dict) else None
     return LiveComparison(
         stages=kept,
         parted=parted,
-        accept_lengths=tuple(int(k) for k in counts) if isinstance(counts, list) else (),
+        accept_lengths=_accept_lengths(capture),
         steps=draft_steps(capture),
         topk=_topk(draft),
         number_format=str(kind),
         layers=replayer.config.layers,
         proposed_by=explained,
         blame=blame,
+        lacking=lacking,
     )
+
+
+def _accept_lengths(capture: Capture) -> tuple[int, ...]:
+    request = capture.about.get("request")
+    counts = request.get("accept_counts") if isinstance(request, dict) else None
+    return tuple(int(k) for k in counts) if isinstance(counts, list) else ()
 
 
 @dataclass(frozen=True)

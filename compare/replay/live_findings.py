@@ -54,7 +54,13 @@ def contradiction_finding(
 
     A tree accepts more than a chain does, so of a tree only the opposite counts.
     """
-    if live is None or live.parted is not None or live.observed is None or not math.isfinite(expected):
+    if (
+        live is None
+        or live.lacking
+        or live.parted is not None
+        or live.observed is None
+        or not math.isfinite(expected)
+    ):
         return
     observed, rounds = live.observed, len(live.accept_lengths)
     less, more = sorted((observed, expected))
@@ -82,7 +88,7 @@ def contradiction_finding(
 
 def agreement_finding(live: LiveComparison | None, expected: float) -> Iterator[Finding]:
     """That nothing parts, with the accept length beside the expected one: for a replay that found nothing else."""
-    if live is None or not live.stages or live.parted is not None:
+    if live is None or live.lacking or not live.stages or live.parted is not None:
         return
     observed = live.observed
     if observed is not None and math.isfinite(expected):

@@ -89,8 +89,9 @@ def _wirings(result: ReplayResult) -> Grid:
                 "" if row.wiring != result.served else "what the server hands over",
             )
         )
+    short = f", {result.absent_tokens} tokens short: lengths compare wirings only" if result.absent_tokens else ""
     return Grid(
-        f"Wirings, by agreement with {result.judged_by} at the first step",
+        f"Wirings, by agreement with {result.judged_by} at the first step{short}",
         ("wiring", "named by", "text", "target", "expected length", "chain length", ""),
         tuple(rows),
         right=frozenset({2, 3, 4, 5}),
@@ -222,10 +223,11 @@ def _remarks(result: ReplayResult) -> Iterator[str]:
         if found.undecided:
             yield f"these rows cannot tell {found.winner} from {join(found.undecided, 4)}: record or dump more text"
     if result.live is not None and result.live.stages and result.live.parted is None:
-        yield "the live draft computes what the replay computes"
+        part = " wherever it could be compared" if result.live.lacking else ""
+        yield f"the live draft computes what the replay computes{part}"
     if result.live is not None and result.live.observed is not None:
         yield (
             f"observed accept length {result.live.observed:.2f} over {len(result.live.accept_lengths)} rounds of "
-            f"{result.live.steps} draft steps"
+            f"{result.live.steps} draft steps{'; which one to expect is not known' if result.absent_tokens else ''}"
         )
     yield from result.notes

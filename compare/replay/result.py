@@ -64,7 +64,8 @@ class SearchInfo:
 @dataclass(frozen=True)
 class ReplayResult:
     """A replay. ``wirings`` best first; ``reference`` is the wiring that the variants and findings rest on. another: one
-    that was not tried and that the captures hold, where there is one."""
+    that was not tried and that the captures hold, where there is one. absent_tokens: so many tokens before the counted
+    rows have no states; then the lengths of ``wirings`` are not those of the served draft."""
 
     captures: tuple[str, ...]
     target: str
@@ -87,6 +88,7 @@ class ReplayResult:
     notes: tuple[str, ...]
     seconds: float
     another: tuple[Key, ...] | None = None
+    absent_tokens: int = 0
     schema: str = SCHEMA
     extra: Mapping[str, Any] = field(default_factory=dict)
 
@@ -168,10 +170,13 @@ class ReplayResult:
                 f"{f' ({join(tuple(missing))})' if missing else ''}."
             )
         score = self.best.score
-        found = (
-            f"{self.best.wiring} gives {score.top1:.1%} at the first step over {score.rows} rows and an expected accept "
-            f"length of {score.expected:.2f}"
-        )
+        length = f"and an expected accept length of {score.expected:.2f}"
+        if self.absent_tokens:
+            length = (
+                f"without the {self.absent_tokens} tokens before them, which the replay has no states of, so the accept "
+                "length to expect is not known"
+            )
+        found = f"{self.best.wiring} gives {score.top1:.1%} at the first step over {score.rows} rows {length}"
         if too_few(score):
             found += ", too few rows to say whether the draft works (record a longer answer: --max-new-tokens 256)"
         if self.scored > 1:

@@ -17,6 +17,7 @@ from drafttrace.compare.audit.mla_checks import class_findings
 from drafttrace.compare.audit.odd_id_checks import odd_id_findings
 from drafttrace.compare.audit.said_in_vain import odd_flags, odd_layer_types, unused_window
 from drafttrace.compare.audit.subject import Subject
+from drafttrace.compare.replay.absent import absent_before, absent_findings
 from drafttrace.compare.replay.findings import (
     coverage_findings,
     last_findings,
@@ -46,7 +47,7 @@ from drafttrace.compare.replay.result import ReplayResult, SearchInfo, VariantRo
 from drafttrace.compare.replay.score import WiringScore, row_hits, row_losses, run_wirings, score
 from drafttrace.compare.replay.search import Ranked, Wiring, search
 from drafttrace.compare.replay.switches import Switches
-from drafttrace.compare.replay.texts import key_name, keys_name
+from drafttrace.compare.replay.texts import Text, key_name, keys_name
 from drafttrace.compare.result import FAULT, Finding
 from drafttrace.tracer.capture import Capture
 from drafttrace.tracer.errors import DrafttraceError, NothingToCompare
@@ -234,15 +235,17 @@ class _Maker:
         if not any(finding.severity == FAULT for finding in found):
             found += self._unexplained()
         if not found and self.reference() is not None:
-            found += agreement_finding(self._live, self._chain())
+            found += agreement_finding(self._all_replayed(), self._chain())
         return sorted(found, key=lambda f: (f.severity != FAULT, -f.confidence))
 
     def _unexplained(self) -> list[Finding]:
         """What no other finding explains. A draft that the server got along with is not called useless."""
         wiring, served = self.reference(), self._server_wiring()
-        if wiring is None:
+        if wiring is None or self._absent():
             return []
-        found = list(contradiction_finding(self._live, self._chain(), self._changed(), bool(self._variants)))
+        found = list(
+            contradiction_finding(self._all_replayed(), self._chain(), self._changed(), bool(self._variants))
+        )
         if found:
             return found
         best, theirs = self._scored[wiring].score, self._scored.get(served) if served is not None else None
@@ -250,6 +253,17 @@ class _Maker:
         if not found and served is not None and theirs is not None:
             found += served_useless_findings(served, self._answer or theirs.score, wiring, best)
         return found
+
+    def _absent_before(self, text: Text) -> int:
+        return absent_before(text, self._bench.trained, self._bench.replayer.config.layers)
+
+    def _absent(self) -> int:
+        """Tokens that the counted rows would attend to and the replay has no keys of: lengths are not the draft's own."""
+        return max(self._absent_before(text) for text in (*self._bench.texts, *self._bench.whole))
+
+    def _all_replayed(self) -> LiveComparison | None:
+        """The live comparison where the replayed text is all that was served, so that their accept lengths compare."""
+        return None if self._bench.live_text.left_out else self._live
 
     def _chain(self) -> float:
         """Accept length of the replay's own chain with the slots that the server handed over; NaN where not known."""
@@ -276,6 +290,9 @@ class _Maker:
         mapped = self._rightly_mapped()
         yield from coverage_findings(self._outside(), best if mapped is None else mapped)
         yield from live_findings(self._live)
+        for text in self._bench.whole:
+            own = self._live if text is self._bench.live_text else None
+            yield from absent_findings(text, own, self._absent_before(text))
 
     def _wirings(self, wiring: Wiring, served: Wiring | None) -> Iterator[Finding]:
         """The winner against what is served; where that says nothing, against the order of the file's own slots."""
@@ -370,6 +387,7 @@ class _Maker:
             findings=tuple(self.findings()),
             notes=tuple(dict.fromkeys(notes)),
             seconds=seconds,
+            absent_tokens=self._absent(),
         )
 
 

@@ -44,6 +44,11 @@ _SINGLE = 2.0
 """How much further a single row may lie than the median one."""
 
 
+def row_local(tensor: str, step: int) -> bool:
+    """Whether a tensor of a step is made of its own row alone. A later step takes in what attention made."""
+    return tensor == EMBED_IN or (step == 0 and tensor in (HIDDEN_IN, "fc_in", "fc_out"))
+
+
 @dataclass(frozen=True)
 class PartedRows:
     """The rows of a stage that are no roundings apart. position, round: ``[n]``, where they stand in the request.

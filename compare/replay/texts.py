@@ -40,7 +40,8 @@ class Text:
     tokens ``[T]`` begin at ``first``. weight ``[T]``: the loss mask, or the reply's tokens in a trace; step s of row t
     counts where ``weight[t + mask_offset + s]``. best ``[R]``: the target's own argmax at each row, where the capture
     has the last state. states: rows of a :class:`Rows`, and which of them make up this text. file_wiring: the keys of
-    the file's own slots.
+    the file's own slots. left_out: positions whose rows a gap keeps from being part of this text. cached: whether the
+    prefix cache supplied the tokens before ``first``.
     """
 
     name: str
@@ -54,6 +55,8 @@ class Text:
     sources: Mapping[Key, tuple[Rows, Ints]]
     file_wiring: tuple[Key, ...]
     notes: tuple[str, ...] = ()
+    left_out: int = 0
+    cached: bool = False
     _cache: dict[Key, Floats] = field(default_factory=dict, repr=False)
 
     def state(self, key: Key, rows: int | None = None) -> Floats:
@@ -62,6 +65,16 @@ class Text:
             held, index = self.sources[key]
             self._cache[key] = held.take(index)
         return self._cache[key] if rows is None else self._cache[key][:rows]
+
+    def rows_lacking(self, windows: Sequence[int | None], layers: int) -> int:
+        """How many of the first rows depend on tokens before ``first``, of which no state is known.
+
+        windows: tokens that a row of each layer sees, itself included; where a layer has none, its rows see all.
+        """
+        if not self.first:
+            return 0
+        reach = [window for window in windows[:layers] if window is not None]
+        return min(self.rows, sum(window - 1 for window in reach)) if len(reach) == layers else self.rows
 
     def release(self) -> None:
         """Forget the states that were read."""
@@ -98,7 +111,7 @@ def text_of(
     Raises NothingToCompare where fewer than eight rows in one piece have states.
     """
     capture.need_real_tokens("replay the draft")
-    index, first = _rows_by_position(capture, below)
+    index, first, left_out = _rows_by_position(capture, below)
     tokens, notes = capture.tokens[first:], []
     length = capture.valid_length or len(capture.tokens)
     tokens = tokens[: max(0, length - first)]
@@ -110,6 +123,11 @@ def text_of(
         )
     if first:
         notes.append(f"the rows begin at position {first}: the draft replays without the {first} tokens before")
+    if left_out:
+        notes.append(
+            f"positions {first} to {first + rows - 1} are the longest run of rows without a gap; {left_out} rows elsewhere "
+            "are left out"
+        )
     index = index[:rows]
     sources, wiring = _sources(capture, index)
     best, final, said = _best(capture, index, parts, layers)
@@ -126,20 +144,32 @@ def text_of(
         sources=sources,
         file_wiring=wiring,
         notes=tuple(notes),
+        left_out=left_out,
+        cached=first > 0 and _cached(capture) >= first,
     )
 
 
-def _rows_by_position(capture: Capture, below: int | None) -> tuple[Ints, int]:
-    """Row numbers for consecutive positions, and the first position: the newest accepted row of each."""
+def _cached(capture: Capture) -> int:
+    """Tokens of a traced request that the prefix cache supplied."""
+    request = capture.about.get("request")
+    count = request.get("cached_prefix") if isinstance(request, Mapping) else None
+    return count if isinstance(count, int) else 0
+
+
+def _rows_by_position(capture: Capture, below: int | None) -> tuple[Ints, int, int]:
+    """Row numbers for consecutive positions: the newest accepted row of each; the first of these positions; and how many
+    other positions have rows."""
     table = capture.table
     usable = np.isin(table.phase, _TARGET_PHASES) & (table.accepted != Accepted.REJECTED)
     usable &= table.position < max(len(capture.tokens), 1)
+    for slot in capture.slots:  # a row that was not recorded is held as zeros, and a replay would attend to those
+        usable &= capture.present.get(slot.name, True)
     rows = np.flatnonzero(usable[:below])
     newest: dict[int, int] = {}
     for row in rows[np.argsort(table.frame[rows], kind="stable")]:
         newest[int(table.position[row])] = int(row)
     if not newest:
-        return np.empty(0, np.int64), 0
+        return np.empty(0, np.int64), 0, 0
     runs: list[list[int]] = []
     for position in sorted(newest):
         if runs and position == runs[-1][-1] + 1:
@@ -147,7 +177,7 @@ def _rows_by_position(capture: Capture, below: int | None) -> tuple[Ints, int]:
         else:
             runs.append([position])
     longest = max(runs, key=len)
-    return np.array([newest[p] for p in longest], np.int64), longest[0]
+    return np.array([newest[p] for p in longest], np.int64), longest[0], len(newest) - len(longest)
 
 
 def _sources(capture: Capture, index: Ints) -> tuple[dict[Key, tuple[Rows, Ints]], tuple[Key, ...]]:
@@ -157,7 +187,7 @@ def _sources(capture: Capture, index: Ints) -> tuple[dict[Key, tuple[Rows, Ints]
         key: Key = slot.boundary if slot.boundary is not None and slot.boundary not in wiring else f"slot{k}"
         wiring.append(key)
         found[key] = (slot.rows, index)
-    if capture.embed is not None:
+    if capture.embed is not None and _recorded(capture, "embed", index):
         found.setdefault(0, (capture.embed.rows, index))
     for boundary, rows in capture.boundaries.items():
         if len(rows) > int(index.max()):
@@ -168,9 +198,16 @@ def _sources(capture: Capture, index: Ints) -> tuple[dict[Key, tuple[Rows, Ints]
         and last.norm is Norm.PRE
         and last.boundary is not None
         and len(last.rows) > int(index.max())
+        and _recorded(capture, "last", index)
     ):
         found.setdefault(last.boundary, (last.rows, index))
     return found, tuple(wiring)
+
+
+def _recorded(capture: Capture, name: str, index: Ints) -> bool:
+    """Whether all of these rows of a state were recorded."""
+    present = capture.present.get(name)
+    return present is None or bool(present[index].all())
 
 
 def _weight(capture: Capture, first: int, length: int) -> Bools:
@@ -194,6 +231,12 @@ def _best(
     last = capture.last
     if last is None or parts is None or len(last.rows) <= int(index.max()):
         return None, None, []
+    if not _recorded(capture, "last", index):
+        return (
+            None,
+            None,
+            ["the last state was not recorded in all rows, so the target's own choices are not known"],
+        )
     if last.boundary is not None and (layers or _layers(capture)) not in (None, last.boundary):
         return (
             None,

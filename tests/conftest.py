@@ -70,17 +70,17 @@ class Smol:
 
 @pytest.fixture(scope="session")
 def smol(tmp_path_factory: pytest.TempPathFactory) -> Smol:
-    """SmolLM2-135M-Instruct and its head; tests are skipped, and say why, where no package registry can be reached.
+    """SmolLM2-135M-Instruct and its head; tests are skipped, and say why, where its package cannot be had.
 
-    Anything else that is wrong with the model (another checksum, a damaged folder) fails them.
+    What is wrong with a model that is here (another checksum, a damaged folder) fails them.
     """
     from pairs.accept_length import rewired
     from pairs.smol.dump import RIGHT_IDS, WIRING
-    from pairs.smol.fetch import RegistryUnreachable, target_dir
+    from pairs.smol.fetch import NotObtained, target_dir
 
     try:
         target = target_dir()
-    except RegistryUnreachable as error:
+    except NotObtained as error:
         pytest.skip(str(error))
     home = ROOT / "pairs/smol"
     right = rewired(home / "draft", RIGHT_IDS, tmp_path_factory.mktemp("smol") / "draft")

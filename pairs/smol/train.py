@@ -183,8 +183,19 @@ def save(draft: Eagle3, folder: Path, layer_ids: list[int], vocabulary: int) -> 
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
+def layer_ids_of(wiring: Sequence[int]) -> list[int]:
+    """What a head's config names. SGLang takes B(id + 1); the pair's own head keeps the incident's ids, which its trainer
+    wrote (see ``pairs.smol.dump``) and which the demo corrects."""
+    return list(TRAINER_IDS) if tuple(wiring) == WIRING else [k - 1 for k in wiring]
+
+
 def check_plan(plan: Plan) -> None:
-    """Raise DrafttraceError where the stored answers have no such boundary."""
+    """Raise DrafttraceError where the head has other slots, or the stored answers no such boundary."""
+    if len(plan.wiring) != SHAPE.slots:
+        raise DrafttraceError(
+            f"The wiring {wiring_name(plan.wiring)} has {len(plan.wiring)} boundaries, and the head reads {SHAPE.slots}; "
+            "name as many, like B0,B16,B28."
+        )
     kept = {0, *KEPT} - {LAYERS}
     missing = [k for k in plan.wiring if k not in kept]
     if missing:
@@ -220,7 +231,7 @@ def run(plan: Plan, talks: int | None, out: Path) -> None:
         raise DrafttraceError(f"--out {out} cannot be written ({error.strerror}); give another folder.") from error
     with log:
         draft = train(plan, SHAPE, train_set, held_out, log)
-    save(draft, out, TRAINER_IDS, len(train_set.embed))
+    save(draft, out, layer_ids_of(plan.wiring), len(train_set.embed))
     (out / "training.jsonl.part").replace(out / "training.jsonl")
 
 

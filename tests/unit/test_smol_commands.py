@@ -38,6 +38,8 @@ def refused(done: subprocess.CompletedProcess[str]) -> str:
         ("answers", ["--count", "100000"], "'100000'"),
         ("train", ["--wiring", "B0,B5,B28"], "[B5]"),
         ("train", ["--wiring", "nonsense"], "nonsense"),
+        ("train", ["--wiring", "B0,B16"], "[B0, B16] has 2 boundaries"),
+        ("train", ["--wiring", "B0,B15,B16,B28"], "reads 3"),
         ("train", ["--updates", "-1"], "'-1'"),
         ("train", ["--minutes", "nan"], "'nan'"),
         ("make", ["--talks", "0"], "'0'"),
@@ -68,3 +70,13 @@ def test_a_dump_goes_into_a_new_folder_only(tmp_path: Path) -> None:
     (out / "data_7.pt").write_text("mine")
     assert str(out) in refused(run(tmp_path / "cache", "dump", "--out", out))
     assert [path.read_text() for path in out.iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize(
+    ("wiring", "ids"), [((0, 16, 28), [15, 27, 28]), ((16, 28, 29), [15, 27, 28]), ((0, 3, 16), [-1, 2, 15])]
+)
+def test_a_head_is_saved_with_the_ids_of_its_own_wiring(wiring: tuple[int, ...], ids: list[int]) -> None:
+    """Every head was saved with [15, 27, 28]: the incident's, which are right for one other wiring only."""
+    from pairs.smol.train import layer_ids_of
+
+    assert layer_ids_of(wiring) == ids

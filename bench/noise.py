@@ -3,7 +3,8 @@
     python bench/noise.py [--pair smol] [--json FILE]
 
 For the prompt of a recorded trace in ``traces/``: the trace against transformers in bf16, transformers in bf16 against
-float32, and every boundary against the next one, as medians over rows without row 0, which some models blow up.
+float32, and every boundary against the next one (the last against the one before), as medians over rows without row 0,
+which some models blow up.
 """
 
 from __future__ import annotations
@@ -54,14 +55,20 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class Noise:
-    """One boundary of one pair. Relative L2 and cosine are medians over rows; row0: its norm over the median norm."""
+    """One boundary of one pair, ``layers`` of which the target has. Relative L2 and cosine are medians over rows.
+
+    neighbour: the boundary that it is compared with, the next one, or the one before where it is the last. row0: its norm
+    over the median norm.
+    """
 
     pair: str
     boundary: int
+    layers: int
     served: float
     dtype: float
-    next_boundary: float
-    next_cosine: float
+    neighbour: int
+    neighbour_distance: float
+    neighbour_cosine: float
     norm: float
     row0: float
 
@@ -95,14 +102,17 @@ def measure(name: str, setting: Setting, scratch: Path) -> list[Noise]:
         count = min(len(rows), length)
         served = rows.floats()[1:count]
         ours, exact = low[k][1:count], full[k][1:count]
-        near = low[k + 1 if k + 1 in low else k - 1][1:count]
+        neighbour = k + 1 if k + 1 in low else k - 1
+        near = low[neighbour][1:count]
         norms = np.linalg.norm(full[k][:count], axis=1)
         found.append(
             Noise(
                 name,
                 k,
+                max(low),
                 relative(served, ours),
                 relative(ours, exact),
+                neighbour,
                 relative(near, ours),
                 cosine(near, ours),
                 float(np.median(norms)),
@@ -127,11 +137,13 @@ def measure_all(names: Iterable[str]) -> tuple[list[Noise], list[str]]:
 
 def show(found: Iterable[Noise]) -> None:
     """A table of them."""
-    print("relative L2 (medians)      SGLang/HF  bf16/fp32  next boundary  its cosine      norm  row 0 / median")
+    print(
+        "relative L2 (medians)      SGLang/HF  bf16/fp32  neighbour            its cosine      norm  row 0 / median"
+    )
     for n in found:
         print(
-            f"{n.pair:<12} B{n.boundary:<12} {n.served:9.4f}  {n.dtype:9.4f}  {n.next_boundary:13.4f}  "
-            f"{n.next_cosine:10.4f}  {n.norm:8.4g}  {n.row0:14.1f}"
+            f"{n.pair:<12} B{n.boundary:<12} {n.served:9.4f}  {n.dtype:9.4f}  B{n.neighbour:<3} "
+            f"{n.neighbour_distance:13.4f}  {n.neighbour_cosine:10.4f}  {n.norm:8.4g}  {n.row0:14.1f}"
         )
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from doctools.markdown import between, table
+from doctools.noise_table import noise_table, noise_words
+from drafttrace.compare.thresholds import DEFAULT
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "pairs/README.md"
@@ -33,7 +35,8 @@ def real_model_page() -> str:
         "demo": _demo(demo),
         "wirings": _wirings(measured),
         "epochs": _epochs(log),
-        "noise": _noise(noise),
+        "noise": noise_table(noise),
+        "noise-words": noise_words(noise, DEFAULT.match),
     }
     return between(REAL_MODEL.read_text("utf-8"), parts)
 
@@ -76,37 +79,6 @@ def _demo(summary: Mapping[str, Any]) -> Iterator[str]:
                 ", ".join(f"`{name}`" for name in dict.fromkeys(summary[f"findings_{when}"])),
             )
             for words, when in (("as its trainer left it", "before"), ("with the printed remedy", "after"))
-        ],
-    )
-
-
-# Of a sweep that has a row for every boundary: one boundary of each tiny pair, and the slots and the last of the real one.
-_NOISE_AT = {"tiny-llama": (10,), "tiny-kimi": (29,), "smol": (16, 28, 30)}
-
-
-def _noise(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """What ``bench/noise.py --json bench/noise.json`` measured."""
-    at = {(one["pair"], one["boundary"]): one for one in found}
-    chosen = [at[pair, boundary] for pair, boundaries in _NOISE_AT.items() for boundary in boundaries]
-    yield from table(
-        "pair",
-        "boundary",
-        "SGLang against transformers",
-        "bf16 against float32",
-        "next boundary",
-        "its cosine",
-        "norm of row 0 over the median",
-        rows=[
-            (
-                one["pair"],
-                f"B{one['boundary']}",
-                f"{one['served']:.3f}",
-                f"{one['dtype']:.3f}",
-                f"{one['next_boundary']:.2f}",
-                f"{one['next_cosine']:.3f}",
-                f"{one['row0']:.0f}",
-            )
-            for one in chosen
         ],
     )
 

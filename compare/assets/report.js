@@ -199,12 +199,13 @@
     const slotBox = card.querySelector("[name=slot]"), phaseBox = card.querySelector("[name=phase]");
     slotBox.append(el("option", { value: "all" }, "all slots"), ...everything.map((s) => el("option", { value: s.slot }, titled(s))));
     phaseBox.append(el("option", { value: "all" }, "all phases"), ...phases.map((p) => el("option", { value: p }, p)));
-    card.querySelector(".legend").append(...everything.map((s) => el("span", {}, el("i", { style: `background:${color(s.slot)}` }), titled(s))));
     const draw = () => {
       const chosen = everything.filter((s) => (slotBox.value === "all" ? s.slot >= 0 || !R.slots.length : String(s.slot) === slotBox.value));
       const pick = (s, field) => s.series.position.map((p, i) => [p, s.series[field][i], s.series.token_id[i]])
         .filter((_, i) => phaseBox.value === "all" || s.series.phase[i] === phaseBox.value);
       const lines = (field) => chosen.map((s) => ({ name: titled(s), color: color(s.slot), points: pick(s, field) }));
+      card.querySelector(".legend").replaceChildren(
+        ...chosen.map((s) => el("span", {}, el("i", { style: `background:${color(s.slot)}` }), titled(s))));
       const one = chosen.length === 1 ? chosen[0].judged : null;
       chart($("cosine-plot"), lines(trimmed.checked ? "cosine_trimmed" : "cosine"), false, 0.9, 1);
       chart($("rel-plot"), lines("rel_l2"), true, undefined, undefined,

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from browser import browse
 from compare_faults import nan_at
 from compare_world import dumped, make_world, served
 
@@ -18,18 +17,6 @@ from drafttrace.compare.result import Result
 
 WORLD = make_world(layers=20, tokens=30)
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--enable-logging=stderr",
-    "--virtual-time-budget=3000",
-)
 
 
 def mismatch() -> Result:
@@ -48,13 +35,6 @@ def nothing_shared() -> Result:
 
 def with_nan() -> Result:
     return diff(served(WORLD, (2, 10, 17), sweep=()), nan_at(3)(dumped(WORLD, (2, 10, 17), last=None)))
-
-
-def browse(page: Path, profile: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    if CHROMIUM is None:
-        pytest.fail("chromium is not installed: run tests/system_packages.sh (apt-get install chromium)")
-    command = [CHROMIUM, *FLAGS, f"--user-data-dir={profile}", *more, page.as_uri()]
-    return subprocess.run(command, capture_output=True, text=True, timeout=180, check=True)
 
 
 @pytest.mark.parametrize("make", [mismatch, one_trace, nothing_shared, with_nan])
@@ -100,6 +80,30 @@ const find = document.querySelector("#worst input");
 find.value = "no such token"; find.dispatchEvent(new Event("input"));
 document.documentElement.dataset.found = document.querySelector("#worst .count").textContent;
 </script></body>"""
+
+
+LEGEND = """<script>
+const names = () => [...document.querySelectorAll("#series .legend > span")].map((s) => s.textContent).join(";");
+const drawn = () => document.querySelectorAll("#cosine-plot path").length;
+const box = document.querySelector("#series [name=slot]");
+document.documentElement.dataset.all = `${names()}:${drawn()}`;
+for (const option of box.options) {
+  box.value = option.value; box.dispatchEvent(new Event("change"));
+  document.documentElement.dataset[`of${option.index}`] = `${names()}:${drawn()}`;
+}
+</script></body>"""
+
+
+def test_the_legend_names_what_is_drawn(tmp_path: Path) -> None:
+    """It showed "last" beside "all slots", which never draw it."""
+    page = tmp_path / "report.html"
+    result = diff(served(WORLD, (2, 10, 17)), dumped(WORLD.noisy(0.02), (2, 10, 17)))
+    assert [other.slot for other in result.others] == [-1]
+    page.write_text(report_html.render(result).replace("</body>", LEGEND), encoding="utf-8")
+    dom = browse(page, tmp_path / "profile", "--dump-dom").stdout
+    said = dict(re.findall(r'data-(\w+)="([^"]*)"', dom[: dom.index("<head")]))
+    assert said["all"] == said["of0"] == "slot 0;slot 1;slot 2:3"
+    assert (said["of1"], said["of4"]) == ("slot 0:1", "last:1")
 
 
 @pytest.mark.parametrize("window", ["420,900", "1240,900"])

@@ -8,12 +8,13 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from sglang_cpu import CpuServer, cpu_args
+from sglang_cpu import CpuServer, cpu_args, cpu_env
 
 from demo.pairs import DemoPair
 from drafttrace.tracer.errors import OutputExists
@@ -69,6 +70,13 @@ def run(*arguments: str | Path, expect: int) -> None:
         raise StoryFailed(f"'drafttrace {words[0]}' exited with {code}, expected {expect}")
 
 
+def server_line(args: Sequence[str], trace_dir: Path, port: int) -> str:
+    """The command that starts the demo's server, as it can be typed: with what SGLang needs on a plain CPU."""
+    variables = [f"{name}={value}" for name, value in cpu_env().items()]
+    words = ["drafttrace", "serve", "--trace-dir", str(trace_dir), "--", *args]
+    return shlex.join(["env", *variables, *words, "--host", "127.0.0.1", "--port", str(port)])
+
+
 def accept_length(server: CpuServer, prompts: list[str]) -> float:
     """Output tokens per verify round over all prompts, from the server's own counters."""
 
@@ -88,10 +96,12 @@ def serve_and_diff(
     """Serve a draft with the plugin on, measure its accept length, record the dump's prompt, compare."""
     steps = pair.steps
     args = cpu_args(target, draft, steps=steps, topk=1, num_draft_tokens=steps + 1)
-    launcher = [*COMMAND, "serve", "--trace-dir", str(out / "server-traces"), "--"]
-    say(f"\n$ drafttrace serve -- {shlex.join(args)}")
+    trace_dir = out / "server-traces"
+    launcher = [*COMMAND, "serve", "--trace-dir", str(trace_dir), "--"]
+    say("\n  starting SGLang on this machine's CPU")
     trace = out / f"{name}.h5"
     with CpuServer(args, out / f"server-{name}.log", launcher=launcher) as server:
+        say(f"$ {server_line(args, trace_dir, server.port)}")
         say(f"  up after {server.start_seconds:.0f} s; log in {server.log_path}")
         length = accept_length(server, pair.prompts(PROMPTS))
         say(f"  accept length over {PROMPTS} prompts: {length:.2f}")

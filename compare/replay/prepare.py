@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, combinations
+from itertools import chain, combinations, permutations
 
 from drafttrace.compare.audit.evidence_checks import IS_EMBEDDING, dump_wiring
 from drafttrace.compare.audit.sglang_rules import honoured
@@ -18,6 +18,9 @@ from drafttrace.compare.target_parts import TargetParts, target_parts
 from drafttrace.tracer.boundary import boundary_name
 from drafttrace.tracer.capture import Capture, Slot
 from drafttrace.tracer.errors import DrafttraceError, NothingToCompare, UnreadableFile
+
+_ALL_ORDERS = 4
+"""Up to so many slots are tried in every order."""
 
 
 @dataclass(frozen=True)
@@ -266,6 +269,25 @@ def likely_wirings(subject: Subject, slots: int) -> list[Wiring]:
         for offset in (-1, 1):
             found[tuple(k + offset for k in wiring)] = None
     return [wiring for wiring in found if len(set(wiring)) == slots]
+
+
+def reordered(wirings: Iterable[Wiring | None], slots: int) -> list[Wiring]:
+    """The same boundaries in every other order, of few slots; of many in those of two exchanged ones.
+
+    A draft whose fc reads its slots otherwise than they are handed over is one of these exactly, and rows that cannot
+    tell neighbouring boundaries apart should not name others for it.
+    """
+    whole = [wiring for wiring in wirings if wiring is not None and len(set(wiring)) == len(wiring) == slots]
+    found: dict[Wiring, None] = {}
+    for wiring in whole:
+        if slots <= _ALL_ORDERS:
+            found |= dict.fromkeys(permutations(wiring))
+            continue
+        for one, two in combinations(range(slots), 2):
+            moved = list(wiring)
+            moved[one], moved[two] = moved[two], moved[one]
+            found[tuple(moved)] = None
+    return [wiring for wiring in found if wiring not in whole]
 
 
 def another_wiring(subject: Subject, slots: int, held: Collection[Key], tried: Collection[Wiring]) -> Wiring | None:

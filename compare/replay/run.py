@@ -39,6 +39,7 @@ from drafttrace.compare.replay.prepare import (
     name_slots,
     open_bench,
     plan_wirings,
+    reordered,
     undeclared,
     variants_of,
 )
@@ -180,7 +181,9 @@ class _Maker:
         slots = bench.replayer.model.slots
         if len(keys) < slots:
             return
-        self._likely = [w for w in likely_wirings(self._subject, slots) if self._available(w)]
+        named = (bench.texts[0].file_wiring, self._subject.served.wiring, self._subject.readings[0].wiring)
+        likely = dict.fromkeys((*likely_wirings(self._subject, slots), *reordered(named, slots)))
+        self._likely = [w for w in likely if self._available(w)]
         seeds = [wiring for wiring in (*self._plan, *self._likely) if self._available(wiring)]
         self._search = search(bench.replayer, bench.texts, keys, slots, bench.trained, seeds, self._progress)
         self._add((*self._search.wirings[:_RESCORED], *self._likely))

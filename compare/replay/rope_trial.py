@@ -23,7 +23,8 @@ _FEWEST = 24  # rows that say anything about a loss
 
 
 def try_target_base(capture: Capture, target_dir: Path, draft_dir: Path) -> RopeTrial | None:
-    """The trial; None where the bases are the same, or the trace has too few rows to tell them apart.
+    """The trial; None where the bases are the same, the trace has too few rows to tell them apart, or tokens that the
+    draft attended to have no states (a cached prefix): what is missing there may favour either base.
 
     Raises DrafttraceError where draft, target and trace cannot be replayed together.
     """
@@ -35,6 +36,8 @@ def try_target_base(capture: Capture, target_dir: Path, draft_dir: Path) -> Rope
         bench = open_bench(subject, [capture], 1, (), False)
         text = bench.texts[0]
         if len(text.file_wiring) != bench.replayer.model.slots or text.rows < _FEWEST:
+            return None
+        if text.rows_lacking(bench.served.windows, bench.replayer.config.layers):
             return None
         both = (bench.replayer, _with_base(bench, other))
         first, second = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from replay_served import honest, pair, served, spoiled
 from drafttrace.compare.acceptance import expected_of_replay
 from drafttrace.compare.replay.render import markdown
 from drafttrace.compare.replay.result import ReplayResult
+from drafttrace.compare.replay.rope_trial import try_target_base
 from drafttrace.compare.replay.run import replay
 from drafttrace.compare.replay.switches import Switches
 from drafttrace.tracer.capture import Capture, Ints
@@ -126,6 +128,16 @@ def test_rows_whose_window_ends_before_the_prefix_are_compared(tmp_path: Path, f
     broken = live(spoiled("hidden_out", 0, lambda value: -value))
     assert broken.live is not None and broken.live.parted is not None
     assert broken.live.parted.tensor == "hidden_out" and [f.id for f in broken.faults] == ["downstream"]
+
+
+def test_no_rope_base_is_tried_behind_a_cached_prefix(tmp_path: Path) -> None:
+    """A draft's base may be blamed by a replay; one that lacks tokens is no witness."""
+    capture, folder = of_pair("tiny-llama", "healthy"), ROOT / "pairs/tiny-llama"
+    shutil.copytree(folder / "draft", tmp_path / "draft")
+    config = json.loads((tmp_path / "draft/config.json").read_text())
+    (tmp_path / "draft/config.json").write_text(json.dumps(config | {"rope_theta": 500000.0}))
+    assert try_target_base(capture, folder / "target", tmp_path / "draft") is not None
+    assert try_target_base(behind(capture, 22), folder / "target", tmp_path / "draft") is None
 
 
 @pytest.mark.parametrize("hole", [range(12, 15), range(60, 62)])

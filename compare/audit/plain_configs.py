@@ -93,7 +93,7 @@ def unusual_target(config: Mapping[str, Any]) -> tuple[str, ...]:
 def _unusual(config: Mapping[str, Any]) -> Iterator[str]:
     for key, _, _ in misfits(config):
         yield key
-    if config.get("dtype") in RARE_DTYPES or config.get("torch_dtype") in RARE_DTYPES:
+    if any(isinstance(value := config.get(key), str) and value in RARE_DTYPES for key in ("dtype", "torch_dtype")):
         yield "torch_dtype"
     rope = {**_fields(config, "rope_scaling"), **_fields(config, "rope_parameters")}
     kind = rope.get("rope_type") or rope.get("type") or "default"

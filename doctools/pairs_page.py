@@ -104,6 +104,11 @@ def _wirings(measured: Mapping[str, Any]) -> Iterator[str]:
         for name, one in measured["wirings"].items()
     ]
     yield from table("the server hands over", "layer ids", f"accept length (of {measured['steps'] + 1})", rows=rows)
+    other = measured["ordinary"]
+    yield (
+        f"As trained, on {other['prompts']} ordinary questions (`pairs/smol/questions.json`), which come from none of the "
+        f"training prompts' templates: **{other['accept_length']:.2f}**."
+    )
 
 
 def _minutes(logs: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:

@@ -191,6 +191,12 @@ def training_prompts(count: int) -> list[str]:
     return _distinct(SEED + 1, count, set(held_out_prompts()))
 
 
+def ordinary_questions() -> list[str]:
+    """What somebody might ask (``questions.json``): none of them out of the templates of the other prompts."""
+    found: list[str] = json.loads((Path(__file__).parent / "questions.json").read_text("utf-8"))["questions"]
+    return found
+
+
 def messages(prompt: str) -> list[Message]:
     """The prompt as the chat that the template renders (it adds the model's own system message)."""
     return [{"role": "user", "content": prompt}]

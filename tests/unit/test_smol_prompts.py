@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from pairs.smol.answers import Talk, read_answers
-from pairs.smol.prompts import FAMILIES, HELD_OUT, held_out_prompts, training_prompts
+from pairs.smol.prompts import FAMILIES, HELD_OUT, held_out_prompts, ordinary_questions, training_prompts
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_draw_is_the_same_every_time() -> None:
@@ -23,6 +28,20 @@ def test_held_out_prompts_are_in_no_training_run() -> None:
     assert len(set(training)) == 2500
     assert len(set(held_out_prompts())) == HELD_OUT
     assert not set(training) & set(held_out_prompts())
+
+
+def test_ordinary_questions_come_from_no_template_of_training() -> None:
+    """The page had a figure for held-out prompts of the same templates only."""
+    questions = ordinary_questions()
+    assert len(set(questions)) == len(questions) == 12
+
+    def openings(texts: list[str]) -> set[str]:
+        return {" ".join(text.split()[:3]) for text in texts}
+
+    assert not openings(questions) & openings([*training_prompts(2500), *held_out_prompts()])
+    measured = json.loads((ROOT / "pairs/smol/accept_length.json").read_text("utf-8"))
+    assert measured["ordinary"]["prompts"] == len(questions)
+    assert measured["ordinary"]["accept_length"] < measured["wirings"]["as trained"]["accept_length"]
 
 
 def test_every_family_is_there() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from drafttrace.compare.audit.subject import Subject, fault, note
 from drafttrace.compare.audit.wiring_checks import difference_findings
-from drafttrace.compare.replay.ranking import Scored, better, confidence, sigmas, significant, works
+from drafttrace.compare.replay.order_findings import ids_too
+from drafttrace.compare.replay.ranking import Scored, better, confidence, sigmas, significant, too_few, works
 from drafttrace.compare.replay.result import VariantRow
 from drafttrace.compare.replay.score import WiringScore
 from drafttrace.compare.replay.texts import Key, keys_name
@@ -17,6 +18,8 @@ from drafttrace.tracer.capture import Capture
 
 _UNCOVERED = 0.05
 _WORKS = 0.2
+_RESTORED, _TIMES = 0.3, 2.0
+"""Of the tokens that a draft can say, the share that a switch must bring it to; and times the share without it."""
 
 
 def wiring_findings(
@@ -61,7 +64,8 @@ def wiring_findings(
         sure = min(sure, 0.8)
     if all(isinstance(key, int) for key in winner):
         wanted = [key for key in winner if isinstance(key, int)]
-        yield from difference_findings(_handing(subject, handed), wanted, gained, evidence, sure)
+        handing = _handing(subject, handed)
+        yield from _with_ids(subject, wanted, difference_findings(handing, wanted, gained, evidence, sure))
         return
     permuted = set(winner) == set(handed)
     slots = "the slots in another order" if permuted else "other slots"
@@ -101,7 +105,15 @@ def _unmeasured(
         "which this capture does not hold"
     )
     facts = {"top1": score.top1, "expected": score.expected, "served_top1": None}
-    yield from difference_findings(subject, [key for key in winner if isinstance(key, int)], said, facts, 0.85)
+    wanted = [key for key in winner if isinstance(key, int)]
+    yield from _with_ids(subject, wanted, difference_findings(subject, wanted, said, facts, 0.85))
+
+
+def _with_ids(subject: Subject, wanted: Sequence[int], found: Iterable[Finding]) -> Iterator[Finding]:
+    """The findings, with the ids in the remedy where the config's are wrong beside the order of fc's columns."""
+    more = ids_too(subject, wanted)
+    for finding in found:
+        yield replace(finding, remedy=f"{finding.remedy.rstrip('.')}{more}.") if more else finding
 
 
 _RECORD = (
@@ -223,15 +235,16 @@ _MEANING = {
 def variant_findings(variants: Sequence[VariantRow], base: WiringScore) -> Iterator[Finding]:
     """Switches that work better set otherwise than the config says.
 
-    Where the draft does not work as it is, only a switch that makes its first step work is a cause: hits of later
-    steps, without any at the first, are those of a chain that knows the text's tokens and no state. Of several such
-    switches one is the cause: those that help less than the best one beyond chance only soften what it removes.
+    Where the draft is not seen to work as it is, only a switch that makes its first step work is a cause: hits of later
+    steps, without any at the first, are those of a chain that knows the text's tokens and no state, and some more hits
+    at the first are softened consequences of another fault. Of several such switches one is the cause: those that help
+    less than the best one beyond chance only soften what it removes.
     """
-    working = works(base)
+    working = works(base) and not too_few(base)
     most = max((shares for v in variants if math.isfinite(shares := _shares(v.score, 0))), default=0.0)
     for variant in variants:
         step = variant.step if working else 0
-        if not working and not works(variant.score):
+        if not working and not _makes_it_work(variant.score, base):
             continue
         if not working and significant(most, _shares(variant.score, 0), base.steps[0].rows):
             continue
@@ -259,6 +272,12 @@ def variant_findings(variants: Sequence[VariantRow], base: WiringScore) -> Itera
         meaning = _MEANING.get((variant.switch, variant.value))
         if meaning is not None:
             yield fault(meaning[0], sure, f"The replay says that {meaning[1]}: {numbers}.", meaning[2], evidence)
+
+
+def _makes_it_work(score: WiringScore, base: WiringScore) -> bool:
+    """Whether a switch is what a draft lacked: it then names a good part of what it can say, most of it only now."""
+    share, sayable = _shares(score, 0), score.steps[0].coverage
+    return share >= _RESTORED * sayable and share >= _TIMES * _shares(base, 0)
 
 
 def _shares(score: WiringScore, step: int) -> float:

@@ -93,7 +93,7 @@ def _remedy(subject: Subject, named: tuple[int, ...] | None, winner: Sequence[Ke
             "reads: the file is the one that holds its slots otherwise; write it again before anything is trained on it."
         )
     if named is not None:
-        return _by_list(winner, named) + wiring_remedy(subject, named)
+        return _by_list(winner, named) + _named_remedy(subject, named, order)
     if served is None or len(served) != len(order) or set(winner) != set(order):
         return (
             "Say what the file's slots are with --slots-are, one boundary per slot, and replay again: it gives the line "
@@ -106,6 +106,36 @@ def _remedy(subject: Subject, named: tuple[int, ...] | None, winner: Sequence[Ke
         f"{wiring_name(wanted)}: {line}. If the file holds them in another order, say which with "
         "--slots-are, one boundary per slot, and replay again."
     )
+
+
+def _named_remedy(subject: Subject, named: tuple[int, ...], order: Sequence[Key]) -> str:
+    """Either the draft reads another order than its file names, or the rows of the file stand under wrong names."""
+    theirs = tuple(key for key in order if isinstance(key, int))
+    draft = f"{wiring_remedy(subject, named).rstrip('.')}{ids_too(subject, named)}"
+    if set(theirs) != set(named) or len(theirs) != len(order):
+        return f"{draft}."
+    return (
+        f"If the file's slots are what it calls them, the draft was trained on {wiring_name(named)}: {draft}. If its rows "
+        f"stand under exchanged names (drafttrace reference makes the boundaries to compare them with), the draft was "
+        f"trained on {wiring_name(theirs)}: {_served_line(subject, theirs)}, and write the file again."
+    )
+
+
+def _served_line(subject: Subject, wanted: tuple[int, ...]) -> str:
+    """What to do so that ``wanted`` is served."""
+    if subject.served.wiring == wanted:
+        return "the config serves that"
+    return wiring_remedy(subject, wanted).rstrip(".")
+
+
+def ids_too(subject: Subject, wanted: Sequence[int]) -> str:
+    """For the end of a remedy that reorders the columns of fc: the ids, where they give other boundaries as well."""
+    ascending = tuple(sorted(wanted))
+    if subject.reader is None or tuple(wanted) == ascending or subject.served.wiring == ascending:
+        return ""
+    if subject.reader.ids_for(wanted, subject.target.layers) is not None:
+        return ""
+    return f"; with the reordered columns the ids must change, too: {wiring_remedy(subject, ascending).rstrip('.')}"
 
 
 def _by_list(winner: Sequence[Key], named: Sequence[int]) -> str:

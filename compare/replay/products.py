@@ -6,12 +6,17 @@ with AVX-512 oneDNN is 2.2 times as fast with the shapes of a draft. Both sum in
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 _FEWEST = 16
 """Rows from which on it pays."""
+_SMALL = 512
+"""Width of a draft up to which more than one thread costs more than it saves."""
 
 
 def _kernel() -> torch._ops.OpOverloadPacket | None:
@@ -35,3 +40,15 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return F.linear(x, weight, bias)
     made: Tensor = _KERNEL(x.contiguous(), weight.contiguous(), bias, "none", [], "")
     return made
+
+
+@contextmanager
+def threads(width: int) -> Iterator[None]:
+    """One thread for small drafts: handing an operation of microseconds to other cores costs more than it saves."""
+    before = torch.get_num_threads()
+    if width <= _SMALL:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

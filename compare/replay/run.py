@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -43,6 +42,7 @@ from drafttrace.compare.replay.prepare import (
     undeclared,
     variants_of,
 )
+from drafttrace.compare.replay.products import threads
 from drafttrace.compare.replay.ranking import Scored, alike, order
 from drafttrace.compare.replay.result import ReplayResult, SearchInfo, VariantRow, WiringRow
 from drafttrace.compare.replay.score import WiringScore, row_hits, row_losses, run_wirings, score
@@ -55,7 +55,7 @@ from drafttrace.tracer.errors import DrafttraceError, NothingToCompare
 
 DEFAULT_STEPS, MOST_STEPS = 3, 16
 _RESCORED = 5
-_SMALL, _SHOWN = 512, 0.7
+_SHOWN = 0.7
 SEARCH, LIKELY = "search", "a usual mistake"
 
 
@@ -95,7 +95,7 @@ def replay(
             f"--steps {count} is outside 1..{MOST_STEPS}; give the server's --speculative-num-steps."
         )
     subject, notes, _ = gather(target_dir, draft_dir, version=sglang_version)
-    with torch.inference_mode(), _threads(subject.draft.hidden_size):
+    with torch.inference_mode(), threads(subject.draft.hidden_size):
         bench = open_bench(subject, name_slots(subject, given, slots_are), count, ignore_switches, search_wirings)
         for text in bench.texts:
             notes += [*text.notes, *token_remarks(text, bench.replayer.parts.vocabulary)]
@@ -109,18 +109,6 @@ def replay(
             made.try_switches()
         made.compare_live()
     return made.result(target_dir, draft_dir, notes, time.perf_counter() - began)
-
-
-@contextmanager
-def _threads(width: int) -> Iterator[None]:
-    """One thread for small drafts: handing an operation of microseconds to other cores costs more than it saves."""
-    before = torch.get_num_threads()
-    if width <= _SMALL:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 class _Maker:
@@ -300,15 +288,17 @@ class _Maker:
     def _wirings(self, wiring: Wiring, served: Wiring | None) -> Iterator[Finding]:
         """The winner against what is served; where that says nothing, against the order of the file's own slots."""
         first, undecided, told = self._scored[wiring], self._undecided(), False
-        if served is not None:
+        own = self._bench.texts[0].file_wiring
+        alone = all(text.file_wiring == own for text in self._bench.texts) and len(own) == len(wiring)
+        unmeasured = served is not None and served not in self._scored and set(own) == set(wiring)
+        if served is not None and not (alone and unmeasured and own != wiring):
             others = [w for w in undecided if w != served]
             for found in wiring_findings(
                 self._subject, (wiring, first), (served, self._scored.get(served)), others
             ):
                 told = True
                 yield found
-        own = self._bench.texts[0].file_wiring
-        if not told and all(text.file_wiring == own for text in self._bench.texts) and len(own) == len(wiring):
+        if not told and alone:
             others = [w for w in undecided if w != own]
             yield from order_findings(
                 self._subject, (wiring, first), (own, self._scored.get(own)), self._declared, others

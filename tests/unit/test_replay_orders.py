@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -12,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from drafttrace.compare.replay.prepare import reordered
 from drafttrace.compare.replay.run import replay
+from drafttrace.tracer.capture import Capture
 from drafttrace.tracer.open import open_capture
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,3 +52,51 @@ def test_orders_of_many_slots_are_those_of_two_exchanged_ones() -> None:
     assert len(reordered([(0, 3, 31)], 3)) == 5
     assert len(reordered([(0, 1, 2, 3, 4, 5)], 6)) == 15
     assert reordered([(0, 3), None, (3, 3, 31)], 3) == []
+
+
+def swapped_dump() -> list[Capture]:
+    """The trained pair's dump with the rows of its last two slots exchanged, their names left where they are."""
+    captures = []
+    for i in range(8):
+        capture = open_capture(f"{PAIR / 'dump'}#{i}")
+        first, second, third = capture.slots
+        slots = (
+            first,
+            dataclasses.replace(second, rows=third.rows),
+            dataclasses.replace(third, rows=second.rows),
+        )
+        captures.append(dataclasses.replace(capture, slots=slots))
+    return captures
+
+
+def test_a_small_gain_of_a_draft_that_does_not_work_is_no_missing_norm() -> None:
+    """ "14.2 % becomes 20.5 %" was norm-missing with confidence 0.63: the slots of the dump were exchanged."""
+    result = replay(swapped_dump(), PAIR / "draft", PAIR / "target", sglang_version="0.5.23")
+    (trap,) = [v for v in result.variants if v.switch == "norm_before_residual"]
+    assert result.best is not None and result.best.score is not None
+    assert trap.score.top1 > 0.2 > result.best.score.top1 + 0.05  # the trap is still there
+    assert [f.id for f in result.faults] == ["unexplained"]
+
+
+def test_exchanged_slots_are_told_from_the_files_order_where_the_config_serves_what_the_dump_does_not_hold() -> (
+    None
+):
+    """The served [B2, B30, B58] is not in the dump: boundary-offset and wrong-boundary were named, without a margin."""
+    result = replay(
+        swapped_dump(),
+        PAIR / "draft",
+        PAIR / "target",
+        steps=1,
+        search_wirings=True,
+        switches=False,
+        sglang_version="0.5.23",
+    )
+    (found,) = result.faults
+    assert found.id == "slot-permutation" and found.slots == (1, 2)
+    assert found.evidence["file"] == "[B0, B3, B31]" and found.evidence["margin"] > 0.5
+    assert "14.2% with the file's own order [B0, B3, B31]" in found.summary
+    ids = '"eagle_aux_hidden_state_layer_ids": [0, 3, 31]'
+    file_right, file_wrong = found.remedy.split("If its rows stand under exchanged names")
+    assert "reorder the column blocks of fc.weight" in file_right
+    assert "the ids must change, too" in file_right and ids in file_right
+    assert ids in file_wrong and "write the file again" in file_wrong

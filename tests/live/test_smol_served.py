@@ -172,6 +172,21 @@ def test_replay_tells_the_wirings_apart_and_foretells_the_accept_length(
     assert math.isclose(right.expected, observed, rel_tol=0.15), (right.expected, observed)
 
 
+def test_a_cached_system_prompt_is_no_fault_of_the_draft(smol: Any, serve_smol: Serve) -> None:
+    """Any client's second request has its system message from the cache; the draft's layer was called faulty then."""
+    from drafttrace.compare.replay.run import replay
+
+    traced = serve_smol(smol.right)
+    traced.server.generate(input_ids=_prompt(smol, 0), extra_key="shared", max_new_tokens=4)
+    trace = recording.record(traced, _prompt(smol, 1), extra_key="shared", max_new_tokens=32).trace
+    cached = trace.about["request"]["cached_prefix"]
+    assert cached > 0 and trace.table.position.min() == cached
+    found = replay(trace, smol.right, smol.target, switches=False)
+    assert found.faults == () and found.absent_tokens == cached, found
+    assert found.live is not None and found.live.parted is None
+    assert {stage.tensor for stage in found.live.stages} == {"embed_in", "hidden_in", "fc_in", "fc_out"}
+
+
 def accept_length(traced: Any, smol: Any, max_new_tokens: int) -> float:
     """Tokens after the first one per verify round, over 24 held-out prompts (as ``pairs.smol.accept`` counts them)."""
     tokenizer = AutoTokenizer.from_pretrained(smol.target)

@@ -24,9 +24,10 @@ env: .venv/.ready
 demo: .venv/.ready
 	$(PY) -m demo --pair $(PAIR) --out demo-output
 
+# In the order of the folders: files with servers first, the many small ones last, so that no worker waits for the other.
 test: .venv/.ready
 	tests/system_packages.sh
-	OMP_NUM_THREADS=1 $(PY) -m pytest -m "not faults_slow" -n $(WORKERS) --dist loadfile
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m "not faults_slow" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # No server, no environment to be built, no process to be started, nothing that takes seconds: most of the unit tests.
 test-fast: .venv/.ready

@@ -19,6 +19,7 @@ from drafttrace.compare.replay.blame import Blame, blame_logits, blame_proposals
 from drafttrace.compare.replay.loading import Replayer, step_tokens
 from drafttrace.compare.replay.model import Reading, StepOut
 from drafttrace.compare.replay.proposals import ProposedBy, proposed_by
+from drafttrace.compare.replay.rounds import expected_lengths
 from drafttrace.compare.replay.stages import (
     EMBED_IN,
     HIDDEN_IN,
@@ -50,7 +51,8 @@ class LiveComparison:
     or map that explains the proposals, where they are the first to part. blame: the parts of the draft that the fault may
     lie in, where a state or the proposals are the first to part and no other head or map explains them. lacking: of the
     first so many rows of the text the draft's attention saw tokens that the replay has no states of; there only what a
-    row makes by itself is compared.
+    row makes by itself is compared. expected_lengths: what ``accept_lengths`` have to be by the proposals and the text,
+    None for a round that the text's end cuts; () where that does not follow (see ``rounds``).
     """
 
     stages: tuple[Stage, ...]
@@ -63,6 +65,13 @@ class LiveComparison:
     proposed_by: ProposedBy | None = None
     blame: Blame | None = None
     lacking: int = 0
+    expected_lengths: tuple[int | None, ...] = ()
+
+    @property
+    def contradicted(self) -> tuple[int, ...]:
+        """The rounds, from 0, whose observed accept length is not the one that follows from proposals and text."""
+        pairs = zip(self.accept_lengths, self.expected_lengths, strict=False)
+        return tuple(k for k, (seen, due) in enumerate(pairs) if due is not None and seen != due)
 
     @property
     def observed(self) -> float | None:
@@ -109,6 +118,7 @@ def compare_live(
     targets, drafted = replayer.targets(switches), _drafted(capture, text)
     stages = []
     lacking = text.rows_lacking(switches.windows, replayer.config.layers)
+    proposed = np.full((steps, text.rows), -1, np.int64)
     for step, (rows, live) in sorted((step, pairs) for (step, _), pairs in _grouped(places).items()):
         made: dict[str, Floats] = {EMBED_IN: reading.table[reading.place[step]].to(number_format).float().numpy()}
         if step == 0:
@@ -122,7 +132,8 @@ def compare_live(
             sure = np.ones(len(rows), bool) if row_local(name, step) else whole
             stages.append(tensor_stage(step, name, made[name][rows], draft, live, known.get(name, sure) & sure))
         rows, live = rows[whole], live[whole]
-        scores = model.logits(done[step].normed[0]).numpy()[rows]
+        every = model.logits(done[step].normed[0]).numpy()
+        proposed[step], scores = targets[every.argmax(-1)], every[rows]
         stages.append(proposal_stage(step, rows, targets[scores.argmax(-1)], draft, live, drafted))
         stages.append(logits_stage(step, scores, targets, draft, live))
     kept = tuple(stage for stage in stages if stage is not None)
@@ -135,17 +146,20 @@ def compare_live(
             explained = seen.proposed_by(done[parted.step])
         if explained is None:
             blame = seen.blame(parted, done[parted.step], fc_out, reading)
+    topk, count = _topk(draft), draft_steps(capture)
+    follows = topk == 1 and not lacking and not text.left_out
     return LiveComparison(
         stages=kept,
         parted=parted,
         accept_lengths=_accept_lengths(capture),
-        steps=draft_steps(capture),
-        topk=_topk(draft),
+        steps=count,
+        topk=topk,
         number_format=str(kind),
         layers=replayer.config.layers,
         proposed_by=explained,
         blame=blame,
         lacking=lacking,
+        expected_lengths=expected_lengths(capture, text, proposed, drafted, count) if follows else (),
     )
 
 

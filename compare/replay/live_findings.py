@@ -54,35 +54,60 @@ def contradiction_finding(
 
     A tree accepts more than a chain does, so of a tree only the opposite counts.
     """
-    if (
-        live is None
-        or live.lacking
-        or live.parted is not None
-        or live.observed is None
-        or not math.isfinite(expected)
-    ):
+    if live is None or live.lacking or live.parted is not None or live.observed is None:
         return
     observed, rounds = live.observed, len(live.accept_lengths)
-    less, more = sorted((observed, expected))
-    if rounds < _ROUNDS or more < _TIMES * less or more - less < _TOKENS or (live.topk > 1 and observed > expected):
+    rather = ""
+    if live.contradicted:
+        rather = _by_rounds(live)
+    elif not math.isfinite(expected) or not _nothing_alike(live, observed, expected):
         return
     remedy = "Look at how the server verifies: its sampling, and what it was asked."
-    if changed and not switches_tried:
+    if rather:
+        remedy = (
+            "Look at how the server verifies, and at what counted these rounds: they are not those of this text."
+        )
+    elif changed and not switches_tried:
         remedy = "Replay again without --no-switches: it says what each of these costs."
     elif observed > expected:
         remedy = "Give the text and the target that the trace was recorded with."
     why = (
         f" The server runs the draft otherwise than its config and checkpoint say ({', '.join(changed)})."
-        if changed
+        if changed and not rather
         else ""
     )
+    gives = f"{expected:.2f}" if math.isfinite(expected) else "others"
     yield fault(
         "unexplained",
-        0.6,
-        f"Accept length {observed:.2f} was observed over {rounds} rounds, and the replay of the same text gives "
-        f"{expected:.2f}, though the live draft computes what the replay computes as served.{why}",
+        0.8 if rather else 0.6,
+        f"Accept length {observed:.2f} was observed over {rounds} rounds, and the replay of the same text gives {gives}, "
+        f"though the live draft computes what the replay computes as served.{rather}{why}",
         remedy,
-        {"observed": observed, "expected": expected, "changed": list(changed)},
+        {
+            "observed": observed,
+            "expected": expected,
+            "changed": list(changed),
+            "observed_lengths": list(live.accept_lengths),
+            "expected_lengths": list(live.expected_lengths),
+        },
+    )
+
+
+def _nothing_alike(live: LiveComparison, observed: float, expected: float) -> bool:
+    less, more = sorted((observed, expected))
+    enough = len(live.accept_lengths) >= _ROUNDS and more >= _TIMES * less and more - less >= _TOKENS
+    return enough and not (live.topk > 1 and observed > expected)
+
+
+def _by_rounds(live: LiveComparison) -> str:
+    """Which rounds of a greedy chain have another length than the proposals and the text give."""
+    wrong = live.contradicted
+    listed = join(
+        [f"{live.accept_lengths[k]} for {live.expected_lengths[k]} in round {k}" for k in wrong], _MOST_ROWS
+    )
+    return (
+        f" By the proposals and the text, which decide every round of a greedy chain, {len(wrong)} of "
+        f"{len(live.accept_lengths)} rounds have another length: {listed}."
     )
 
 

@@ -18,8 +18,11 @@ from drafttrace.compare.audit.odd_id_checks import whole_ids
 from drafttrace.compare.audit.refusal_checks import ask_where_unusual
 from drafttrace.compare.audit.result import CheckResult, ReadingRow
 from drafttrace.compare.audit.roles import refuse_draft_as_target, refuse_no_draft
+from drafttrace.compare.audit.served_class import with_served_class
 from drafttrace.compare.audit.server_checks import live_algorithm, refuse_other_model, server_findings, server_notes
 from drafttrace.compare.audit.sglang_rules import ALGORITHMS
+from drafttrace.compare.audit.shard_checks import shard_findings
+from drafttrace.compare.audit.start_checks import start_findings
 from drafttrace.compare.audit.subject import Subject
 from drafttrace.compare.audit.target_config import TargetConfig, read_target_config
 from drafttrace.compare.audit.vocab_checks import decoded_samples, vocabulary_findings, vocabulary_map
@@ -71,7 +74,10 @@ def check(
     reports = tensor_reports(subject, hash_weights)
     vocabulary = vocabulary_map(subject)
     findings = [*wiring_findings(subject), *config_findings(subject)]
-    findings += [*weight_findings(subject, reports), *vocabulary_findings(subject, vocabulary)]
+    findings += [*shard_findings(subject), *weight_findings(subject, reports)]
+    findings += [*vocabulary_findings(subject, vocabulary)]
+    if url_health is None:  # a server that runs did start
+        findings += start_findings(subject)
     for one, how in zip(dumps, hows, strict=True):
         findings += dump_findings(subject, one, *how)
     if url_health is not None:
@@ -124,7 +130,7 @@ def gather(
     ]
     target = read_target_config(target_dir)
     refuse_draft_as_target(target, draft_dir)
-    draft = whole_ids(read_draft(draft_dir))
+    draft = with_served_class(whole_ids(read_draft(draft_dir)))
     weights = draft_weights(open_checkpoint(draft_dir))
     refuse_no_draft(draft, weights)
     if health is not None:

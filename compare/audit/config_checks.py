@@ -12,7 +12,7 @@ from drafttrace.compare.audit.mla_checks import MLA_CLASS, PLAIN_CLASS
 from drafttrace.compare.audit.refusal_checks import refusal_findings, refused_keys
 from drafttrace.compare.audit.said_in_vain import garbled_rope, odd_flags, odd_layer_types, unused_window
 from drafttrace.compare.audit.sglang_rules import honoured
-from drafttrace.compare.audit.subject import Subject, fault, note
+from drafttrace.compare.audit.subject import NEEDS, Subject, fault, note
 from drafttrace.compare.audit.tokenizer_checks import tokenizer_findings
 from drafttrace.compare.draft_config import MODELOPT, NESTED, SPECFORGE, DraftConfig
 from drafttrace.compare.draft_weights import matrix_shape
@@ -20,6 +20,8 @@ from drafttrace.compare.odd_ids import short_value
 from drafttrace.compare.result import Finding
 
 EAGLE3_CLASSES = (PLAIN_CLASS, MLA_CLASS)
+_POSITIONS = {"llama": 2048, "kimi_k2": 4096, "deepseek_v3": 4096}
+"""What a config class takes without ``max_position_embeddings``."""
 _KNOWN_ROPES = {"default", "linear", "dynamic", "yarn", "deepseek_yarn", "llama3", "longrope", "mrope", "su"}
 _ROPE_NEEDS = {
     **dict.fromkeys(("default", "mrope"), ()),
@@ -251,17 +253,7 @@ def _positions(subject: Subject) -> Iterator[Finding]:
             f'"rope_theta": {target.rope_theta:g}, if the training config says so.',
             {"draft": draft.rope.theta, "target": target.rope_theta},
         )
-    if target.max_positions and draft.max_positions and draft.max_positions < target.max_positions:
-        yield note(
-            "rope-mismatch",
-            0.6,
-            f"The draft was made for {draft.max_positions} positions, the target for {target.max_positions}: SGLang starts "
-            "such a draft only where it is told to, and acceptance may fall beyond the draft's length.",
-            f"Start the server with --context-length {draft.max_positions}, or with "
-            "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1 where training saw longer texts; then write the "
-            "max_position_embeddings (and the rope scaling) that training used.",
-            {"draft": draft.max_positions, "target": target.max_positions},
-        )
+    yield from _context(subject)
     if draft.window is not None:
         yield fault(
             "window-mismatch",
@@ -275,6 +267,32 @@ def _positions(subject: Subject) -> Iterator[Finding]:
     yield from unused_window(draft)
     if "layer_types" not in refused_keys(subject):
         yield from odd_layer_types(draft)
+
+
+def _context(subject: Subject) -> Iterator[Finding]:
+    """A draft for fewer positions than the target. It is no fault: many drafts are, and are served with the argument."""
+    draft, longest = subject.draft, subject.target.max_positions
+    absent = "max_position_embeddings" not in draft.flat
+    own = _POSITIONS.get(str(draft.flat.get("model_type")), 0) if absent else draft.max_positions
+    factor: Any = draft.rope.fields.get("factor")
+    stretched = draft.rope.kind == "linear" and type(factor) in (int, float) and 0 < factor < longest
+    taken = int(own * factor) if stretched else own  # SGLang multiplies the two
+    if not own or taken >= longest:
+        return
+    made = (
+        f"The draft's config has no max_position_embeddings, which means {own}"
+        if absent
+        else f"The draft was made for {own}"
+    )
+    yield note(
+        "rope-mismatch",
+        0.6,
+        f"{made} positions, the target for {longest}: SGLang starts such a draft only where it is told to, and acceptance "
+        "may fall beyond the draft's length.",
+        f"Start the server with --context-length {taken}, or with SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1 where "
+        "training saw longer texts; then write the max_position_embeddings (and the rope scaling) that training used.",
+        {"draft": own, "target": longest, NEEDS: f"--context-length {taken}"},
+    )
 
 
 def _windowed(draft: DraftConfig) -> str:

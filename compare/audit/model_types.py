@@ -42,6 +42,31 @@ SIZED_BY_A_PART = frozenset(
 """Types that keep the sizes of their language model in a part: without it SGLang builds with the defaults of that part."""
 
 
+_QUANTIZATIONS = frozenset(
+    {
+        "auto-round", "auto-round-int8", "awq", "awq_marlin", "bitsandbytes", "blockwise_int8", "compressed-tensors", "fp8",
+        "gguf", "gptq", "gptq_marlin", "humming", "minimax_m3_nvfp4", "modelopt", "modelopt_fp4", "modelopt_fp8",
+        "modelopt_mixed", "modelslim", "moe_wna16", "mxfp4", "mxfp8", "mxfp_w4a8", "nvfp4_online", "petit_nvfp4", "quark",
+        "quark_int4fp8_moe", "quark_mxfp4", "w4afp8", "w8a8_fp8", "w8a8_int8",
+    }
+)  # fmt: skip
+"""Names of SGLang 0.5.23 for ways to quantize, of all devices."""
+
+
+def quantizations() -> frozenset[str]:
+    """What ``quant_method`` may be: the names of the table, and those that the SGLang here has besides."""
+    sources = _folder("sglang", "srt/layers/quantization")
+    listed = sources / "__init__.py" if sources is not None else None
+    text = listed.read_text("utf-8") if listed is not None and listed.is_file() else ""
+    return _QUANTIZATIONS | frozenset(re.findall(r'^\s+"([\w-]+)":', text, re.MULTILINE))
+
+
+def model_sources() -> list[Path]:
+    """The files of the model classes of the SGLang here; none without one."""
+    sources = _folder("sglang", "srt/models")
+    return sorted(sources.glob("*.py")) if sources is not None else []
+
+
 def knows(model_type: str) -> bool | None:
     """Whether a server here finds a config class for ``model_type``; None where nothing is installed that would tell."""
     if model_type in COMMON:

@@ -15,6 +15,9 @@ from drafttrace.compare.result import FAULT, NOTE, Finding
 from drafttrace.compare.vocabulary import class_of
 from drafttrace.tracer.checkpoint import Checkpoint
 
+NEEDS = "needs_argument"
+"""Key of a finding's evidence: an argument without which the server does not start."""
+
 
 @dataclass(frozen=True)
 class Subject:

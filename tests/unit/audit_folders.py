@@ -37,6 +37,9 @@ DEEPSEEK_TARGET: dict[str, Any] = {
     "architectures": ["DeepseekV3ForCausalLM"],
     "model_type": "deepseek_v3",
     "num_hidden_layers": 61,
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
+    "moe_layer_freq": 1,
 }
 GPT_OSS_TARGET: dict[str, Any] = {
     **LLAMA_TARGET,

@@ -1,4 +1,4 @@
-"""``drafttrace check`` on configs in which a field holds a value of any other kind: an answer or one sentence, no traceback."""
+"""``drafttrace check`` on configs with a value of any other kind in a field: an answer or one sentence, no traceback."""
 
 from __future__ import annotations
 

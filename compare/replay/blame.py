@@ -102,11 +102,19 @@ def blame_logits(
     asked, live = torch.from_numpy(np.maximum(ids[:, :count], 0)), torch.from_numpy(theirs[:, :count])
     if int(asked.max()) >= replayer.draft_vocabulary:
         return Blame(parts)
-    state = done.state[0][torch.from_numpy(rows)]
+    at = torch.from_numpy(rows)
+    own = replayer.model.logits(done.normed[0][at]).gather(1, asked)
+    times = float(((live * own).sum(-1) / own.square().sum(-1).clamp(min=1e-30)).median())
+    scaled = _far(live, own * times)
+    state = done.state[0][at]
     plain = F.rms_norm(state, state.shape[-1:], None, replayer.model.config.eps)
-    for words, gain in _gains(replayer):
-        if _near(live, replayer.model.logits(plain * gain).gather(1, asked)):
-            return Blame((NORM,), f"{words}, the replay makes the server's logits")
+    norms = (("without the final norm", state), *((words, plain * gain) for words, gain in _gains(replayer)))
+    tried = ((_far(live, replayer.model.logits(normed).gather(1, asked)), words) for words, normed in norms)
+    far, words = min(tried)
+    if far <= min(_FAR, scaled):  # a norm whose weights are much alike is nearly a scale, and a head may be scaled
+        return Blame((NORM,), f"{words}, the replay makes the server's logits")
+    if scaled <= _FAR and abs(times - 1) > _FAR:
+        return Blame(parts, f"every logit is {times:.3g} times the replay's, which scaled weights of either give")
     return Blame(parts)
 
 
@@ -189,8 +197,14 @@ def _silences(layers: int) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 def _near(live: Tensor, made: Tensor) -> bool:
     """Whether the median row is another one's within roundings."""
+    return _far(live, made) <= _FAR
+
+
+def _far(live: Tensor, made: Tensor) -> float:
+    """Relative L2 of the median row; infinite without rows or with ones that are not finite."""
     far = (live - made).norm(dim=-1) / made.norm(dim=-1).clamp(min=1e-30)
-    return bool(len(far)) and float(far.median()) <= _FAR
+    median = float(far.median()) if len(far) else math.inf
+    return median if math.isfinite(median) else math.inf
 
 
 def _share(one: Ints, other: Ints) -> float:

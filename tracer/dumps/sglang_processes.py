@@ -24,7 +24,14 @@ _PASS = re.compile(r"Pass\d+\.pt")
 _MOST_NAMED = 4
 _DRAFT, _TARGET = "draft", "target"
 # What a draft has and no target: EAGLE-1 and EAGLE-3 join two states before the first layer, MTP layers do, too.
-_OF_DRAFT = re.compile(r"(?:^|\.)(?:model\.fc|model\.eh_proj|(?:layers\.0|midlayer)\.hidden_norm)$")
+_OF_DRAFT = re.compile(
+    r"^fc$|(?:^|\.)(?:model\.fc|eh_proj|pre_fc_norm_(?:embedding|hidden)|layers\.0\.hidden_norm)$|(?:^|\.)midlayer(?:\.|$)"
+)
+
+
+def is_of_draft(module: str) -> bool:
+    """Whether a module of that name is of a draft, and of no target."""
+    return _OF_DRAFT.search(module) is not None
 
 
 def rank_of(path: Path) -> int | None:
@@ -82,7 +89,7 @@ def refuse_draft(path: Path, modules: Collection[str]) -> None:
     """Raise DrafttraceError for a pass of a draft, which holds no states of a target. modules: whose outputs it has."""
     base = path.parent.parent
     by_place = rank_of(path) is not None and _is_draft(base)
-    module = next((name for name in modules if _OF_DRAFT.search(name)), None)
+    module = next((name for name in modules if is_of_draft(name)), None)
     if not by_place and module is None:
         return
     why = f"it stands in '{_DRAFT}' beside '{_TARGET}'" if by_place else f"it has an output of {module}"

@@ -3,7 +3,8 @@
 SGLang's fused norm returns ``(normed, residual)``, so the second output of ``layers.{k}.input_layernorm`` is the residual
 stream that enters layer k: B(k); that of the final norm is B(n), and n stands in no file. A dump may hold some of the
 layers (``--debug-tensor-dump-layers``, a rank of a pipeline) and the final norm all the same, so n is known only where
-the numbers show that what the highest layer hands on is what the final norm takes in, or where it is told.
+the numbers show that what the highest layer hands on is what the final norm takes in, within rounding, or where it is
+told.
 """
 
 from __future__ import annotations
@@ -30,8 +31,11 @@ NORM = re.compile(r"(?:^|\.)(?:model|backbone)\.norm$")
 ENDING = re.compile(r"(?:^|\.)layers\.(\d{1,4})\.(post_attention_layernorm|mlp|mlp\.down_proj)$")
 _SOURCE = "module name: the second output of layers.k.input_layernorm is the stream entering layer k"
 _PROBED = 64  # rows
-# Of what the last layer adds to the stream: rounding is far below it, the layers that a dump leaves out are above it.
-_SAME_STREAM = 0.3
+# Of the elements of a row, so many may be further from the sum than rounding: a kernel may add in another order. What a
+# layer that the dump leaves out adds is above rounding in most elements, however large a few of the stream are.
+_FURTHER = 0.01
+# How far rounding may move a number, of its own size, and a little more.
+_ROUNDING = {"bf16": 1.01 * 2.0**-8, "fp16": 1.01 * 2.0**-11, "fp32": 1.01 * 2.0**-23, "fp64": 1.01 * 2.0**-23}
 
 Outputs = Mapping[str, Sequence[Tensor]]
 
@@ -60,8 +64,12 @@ class States:
         return names + (", and the last one, whose number is not known" if self.unnamed else "")
 
 
-def collect(outputs: Outputs, count: int, request: Request) -> States:
-    """The states of a pass of ``count`` rows. outputs: module name -> its output tensors in order."""
+def collect(outputs: Outputs, count: int, request: Request, where: str) -> States:
+    """The states of a pass of ``count`` rows. outputs: module name -> its output tensors in order. where: the pass, in an
+    error.
+
+    Raises DrafttraceError where the pass proves another number of layers than is told.
+    """
     found: dict[int, Tensor] = {}
     shown: set[int] = set()
     last: Tensor | None = None
@@ -77,7 +85,7 @@ def collect(outputs: Outputs, count: int, request: Request) -> States:
         elif NORM.search(name) and tensors:
             last = tensors[0]
             final = tensors[1] if len(tensors) == 2 else None
-    n = _layers(outputs, shown, final, request.layers)
+    n = _layers(outputs, shown, final, request, where)
     if final is not None and n is not None:
         found[n] = final
     fits = {k: tensor for k, tensor in sorted(found.items()) if tensor.shape and tensor.shape[0] == count}
@@ -97,10 +105,20 @@ def is_needed(module: str, top: int) -> bool:
     return any(pattern.search(module) for pattern in (LAYER, EMBED, NORM))
 
 
-def _layers(outputs: Outputs, shown: set[int], final: Tensor | None, told: int | None) -> int | None:
-    """n: of a pass that proves to hold every layer, else what is ``told``, where the pass shows no later layer."""
+def _layers(outputs: Outputs, shown: set[int], final: Tensor | None, request: Request, where: str) -> int | None:
+    """n: of a pass that proves to hold every layer, else what is told, where the pass shows no later layer.
+
+    Raises DrafttraceError where the two contradict each other.
+    """
+    told = request.layers
     whole = bool(shown) and shown == set(range(len(shown)))
     if whole and final is not None and _reaches_the_norm(outputs, len(shown) - 1, final):
+        if told is not None and told != len(shown) and not request.tokens_only:
+            raise DrafttraceError(
+                f"{where} shows a target of {len(shown)} layers (what layer {len(shown) - 1} hands on is what the final "
+                f"norm takes in), and the target is said to have {told} (--target, or the other side); give the "
+                "target that was served."
+            )
         return len(shown)
     return told if told is not None and told > max(shown, default=-1) else None
 
@@ -125,16 +143,26 @@ def _reaches_the_norm(outputs: Outputs, top: int, final: Tensor) -> bool:
 
 
 def _is_sum(final: Tensor, stream: Tensor, step: Tensor) -> bool:
-    """Whether ``final`` is the other two together, in most of the rows that can tell: padding and NaN tell nothing."""
+    """Whether ``final`` is the other two together within rounding, in most of the rows that can tell: padding and NaN tell
+    nothing.
+
+    Element by element: of a whole row, a few large elements would hide what a layer adds to the others.
+    """
     parts = [final, stream, step]
-    if len({part.shape for part in parts}) > 1 or final.ndim != 2 or any(part.float_kind is None for part in parts):
+    kinds = [part.float_kind for part in parts]
+    if len({part.shape for part in parts}) > 1 or final.ndim != 2 or any(kind is None for kind in kinds):
+        return False
+    if any(str(kind) not in _ROUNDING for kind in kinds):
         return False
     rows = min(_PROBED, final.shape[0])
     after, before, more = (part.cut(0, 0, rows).floats().astype(np.float64) for part in parts)
     with np.errstate(all="ignore"):
-        left = np.linalg.norm(after - before - more, axis=-1) / np.linalg.norm(after - before, axis=-1)
-    told = left[np.isfinite(left)]
-    return len(told) > 0 and bool(np.median(told) < _SAME_STREAM)
+        off = np.abs(after - before - more)
+        size = np.maximum(np.maximum(np.abs(after), np.abs(before)), np.abs(more))
+        further = (off > max(_ROUNDING[str(kind)] for kind in kinds) * size).mean(-1)
+        moved = np.linalg.norm(after - before, axis=-1)
+    told = further[np.isfinite(off).all(-1) & (moved > 0)]
+    return len(told) > 0 and bool(np.median(told) <= _FURTHER)
 
 
 def slots_of(

@@ -1,0 +1,178 @@
+"""Steps of SGLang's dumper: those of a draft, files of one name, stages of a pipeline; and how a pass proves n."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import dump_layouts as made
+import numpy as np
+import pytest
+import torch
+
+from drafttrace.tracer.convert import convert
+from drafttrace.tracer.dumps.registry import Request
+from drafttrace.tracer.errors import DrafttraceError
+from drafttrace.tracer.open import open_capture, open_numbered
+
+WHOLE = tuple(range(made.LAYERS + 1))
+
+
+def dump(folder: Path, named: dict[str, torch.Tensor], *, step: int = 0, rank: int = 0, first: int = 1) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for index, (name, value) in enumerate(named.items(), first):
+        file = f"step={step}___rank={rank}___dump_index={index}___name={name}.pt"
+        torch.save({"value": value, "meta": {}}, folder / file)
+    return folder
+
+
+def rows() -> dict[str, torch.Tensor]:
+    return {"input_ids": made.tokens(), "positions": torch.arange(made.LENGTH)}
+
+
+def outputs(values: dict[str, list[torch.Tensor]]) -> dict[str, torch.Tensor]:
+    return {
+        f"non_intrusive__{name}.output.{k}": part for name, parts in values.items() for k, part in enumerate(parts)
+    }
+
+
+def draft_step(module: str) -> dict[str, torch.Tensor]:
+    """A pass of a draft of one layer whose numbers show that it is whole."""
+    after = made.state(31)
+    added = made.state(32).float() - after.float()
+    layer = {
+        "model.embed_tokens": [made.state(0)],
+        "model.layers.0.input_layernorm": [made.state(30)],
+        "model.layers.0.post_attention_layernorm": [made.state(33), after],
+        "model.layers.0.mlp": [added],
+        "model.norm": [made.state(34), made.state(32)],
+        module: [made.state(35)],
+    }
+    return rows() | outputs(layer)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "model.layers.0.hidden_norm",
+        "model.midlayer.self_attn",
+        "model.fc",
+        "model.eh_proj",
+        "fc",
+        "pre_fc_norm_hidden",
+    ],
+)
+def test_the_draft_steps_of_a_dumper_are_no_samples(module: str, tmp_path: Path) -> None:
+    """They were samples of the target, and a draft of one layer proved that the target has one."""
+    folder = made.write_sg_dumper(tmp_path)
+    dump(folder, draft_step(module), step=1, first=200)
+    for path in list(folder.glob("step=0_*")):
+        shutil.copy(path, path.with_name(path.name.replace("step=0", "step=2")))
+    capture, count = open_numbered(f"{folder}#2")
+    assert count == 2 and capture.wiring == made.CANON
+    said = f"1 of the 3 steps (1) are passes of the draft (they have {module}), and are left out: "
+    assert [note for note in capture.notes if "draft" in note] == [f"{said}they hold no states of the target"]
+    with pytest.raises(DrafttraceError, match="has no sample 1"):
+        open_capture(f"{folder}#1")
+    done = convert(str(folder), tmp_path / "out", to="safetensors")
+    assert done.samples == 2 and any(note.startswith(said) for note in done.notes)
+
+
+def test_a_dumper_folder_of_a_draft_alone_is_refused(tmp_path: Path) -> None:
+    folder = dump(tmp_path / "exp", draft_step("model.fc"))
+    with pytest.raises(DrafttraceError, match=r"Every step of .* of the draft \(step 0 has model\.fc\)"):
+        open_capture(str(folder))
+
+
+def test_of_two_files_of_one_name_the_last_by_number_is_read(tmp_path: Path) -> None:
+    """The last in string order was, "99" and not "100", and nothing said so."""
+    folder = made.write_sg_dumper(tmp_path)
+    name = "non_intrusive__model.layers.2.input_layernorm.output.1"
+    (old,) = folder.glob(f"*{name}.pt")
+    old.unlink()
+    dump(folder, {name: made.state(77)}, first=99)
+    dump(folder, {name: made.state(2)}, first=100)
+    capture = open_capture(str(folder))
+    assert np.array_equal(capture.boundaries[2].floats(), made.state(2).float().numpy())
+    assert f"step 0 has {name} twice, with different contents: the last is read" in capture.notes
+    dump(folder, {name: made.state(2)}, first=99)
+    assert not any("twice" in note for note in open_capture(str(folder)).notes)
+
+
+def stages(folder: Path) -> None:
+    """Two stages of a pipeline, of two tensor-parallel ranks each."""
+    whole = made.module_outputs()
+    for rank in range(4):
+        low, high = (0, 4) if rank < 2 else (4, made.LAYERS)
+        own = {
+            name: parts for name, parts in whole.items() if any(f".layers.{k}." in name for k in range(low, high))
+        }
+        own |= {
+            name: parts
+            for name, parts in whole.items()
+            if name == ("model.norm" if rank > 1 else "model.embed_tokens")
+        }
+        dump(folder, rows() | outputs(own), rank=rank)
+
+
+def test_the_stages_of_a_pipeline_in_a_dumper_folder_are_one_pass(tmp_path: Path) -> None:
+    """The other stage was neither joined nor named, and 'give --target DIR' could not help."""
+    stages(tmp_path / "exp")
+    capture = open_capture(str(tmp_path / "exp"))
+    assert tuple(sorted(capture.boundaries)) == WHOLE and capture.wiring == made.CANON
+    assert "joined with the layers of other stages of the pipeline: rank 2" in capture.notes
+    assert "rank 0 of 4 ranks" in capture.notes
+
+
+def test_a_stage_of_other_tokens_is_named_and_left_out(tmp_path: Path) -> None:
+    stages(tmp_path / "exp")
+    (path,) = (tmp_path / "exp").glob("*rank=2_*name=input_ids.pt")
+    torch.save({"value": made.tokens() + 1, "meta": {}}, path)
+    capture = open_capture(str(tmp_path / "exp"))
+    assert sorted(capture.boundaries) == [0, 1, 2, 3]
+    assert any(
+        note.startswith("the layers of rank 2, another stage of the pipeline, are left out")
+        for note in capture.notes
+    )
+
+
+# --- the proof of n ------------------------------------------------------------------------------------------
+
+
+def leading(
+    *, quiet: float, large: float, length: int = 1, kind: torch.dtype = torch.bfloat16
+) -> dict[str, torch.Tensor]:
+    """All but the last layer, which adds ``quiet`` of what the others do; ``large``: a few elements that layer n - 2 adds,
+    as the first token of a real model has them."""
+    draw = torch.Generator().manual_seed(5)
+    stream = torch.randn(length, 64, generator=draw).to(kind)
+    after = stream + torch.randn(length, 64, generator=draw).to(kind)
+    added = torch.randn(length, 64, generator=draw).to(kind)
+    added[:, :2] += large
+    before_last = after + added
+    final = before_last + (quiet * torch.randn(length, 64, generator=draw)).to(kind)
+    parts = {"model.embed_tokens": [stream], "model.layers.0.input_layernorm": [stream]}
+    parts |= {"model.layers.0.post_attention_layernorm": [after, after], "model.layers.0.mlp": [added]}
+    parts |= {"model.norm": [final, final]}
+    fields = {"input_ids": torch.arange(3, 3 + length), "positions": torch.arange(length)}
+    return fields | outputs(parts)
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize(("quiet", "large"), [(0.1, 0.0), (0.3, 0.0), (1.0, 300.0), (0.1, 300.0)])
+def test_a_layer_that_is_left_out_is_no_rounding(
+    quiet: float, large: float, kind: torch.dtype, tmp_path: Path
+) -> None:
+    """30 % were agreement: a pass of one token of layers 0 to 28 of 30 was named B29, for a few large elements."""
+    for length in (1, 13):
+        folder = dump(tmp_path / str(length), leading(quiet=quiet, large=large, length=length, kind=kind))
+        assert open_capture(str(folder)).about["target_layers"] is None
+        whole = dump(tmp_path / f"w{length}", leading(quiet=0.0, large=large, length=length, kind=kind))
+        assert open_capture(str(whole)).about["target_layers"] == 1
+
+
+def test_a_told_number_of_layers_that_a_pass_disproves_is_an_error(tmp_path: Path) -> None:
+    """It was overruled, and nothing said so."""
+    folder = made.write_sg_dumper(tmp_path)
+    with pytest.raises(DrafttraceError, match=r"shows a target of 8 layers .* is said to have 30 \(--target"):
+        open_capture(str(folder), request=Request(layers=30))

@@ -1,0 +1,147 @@
+"""One forward pass of SGLang as a capture: its rows are one request each, its module outputs boundaries.
+
+What Pass files and dumper folders have in common; ``sglang_states`` says which boundary each output is.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from drafttrace.tracer.capture import Capture, Ints, LastState, Norm, Slot
+from drafttrace.tracer.dumps import build
+from drafttrace.tracer.dumps.registry import Request
+from drafttrace.tracer.dumps.sglang_states import Outputs, collect, slots_of
+from drafttrace.tracer.dumps.tensor import Tensor
+from drafttrace.tracer.errors import UnreadableFile
+from drafttrace.tracer.rows import Rows
+
+NEEDED = ("input_ids", "positions")
+LENGTHS = "seq_lens"
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The rows of a forward pass: token ids and positions of all, ``[rows]``.
+
+    lengths: of every request, tokens of earlier passes included (SGLang's ``seq_lens``); None where they are not there.
+    """
+
+    tokens: Ints
+    positions: Ints
+    lengths: Ints | None = None
+
+    @property
+    def runs(self) -> list[tuple[int, int]]:
+        """The rows of each request, without those that the batch was padded with.
+
+        Rows at consecutive positions may be of two requests, such as two decode steps: the lengths tell them apart.
+        """
+        positions = self.positions[: _unpadded(self.tokens, self.positions)]
+        return _runs_of_lengths(positions, self.lengths) or _runs(positions)
+
+
+def _unpadded(tokens: Ints, positions: Ints) -> int:
+    """How many rows are of requests. SGLang pads a batch with token 0 at position 0; no request is that one token."""
+    kept = np.flatnonzero((tokens != 0) | (positions != 0))
+    return int(kept[-1]) + 1 if len(kept) else min(1, len(tokens))
+
+
+def _runs(positions: Ints) -> list[tuple[int, int]]:
+    """Rows of one request each: runs of consecutive positions."""
+    if len(positions) == 0:
+        return []
+    cuts = [0, *(np.flatnonzero(np.diff(positions) != 1) + 1).tolist(), len(positions)]
+    return list(itertools.pairwise(cuts))
+
+
+def _runs_of_lengths(positions: Ints, lengths: Ints | None) -> list[tuple[int, int]]:
+    """Rows of one request each, of which the last one stands at its length - 1; none where the lengths do not fit."""
+    found: list[tuple[int, int]] = []
+    start = 0
+    for length in [] if lengths is None else lengths.tolist():
+        if start == len(positions):  # the requests that a batch is padded with
+            break
+        stop = start + length - int(positions[start])
+        if not start < stop <= len(positions) or (np.diff(positions[start:stop]) != 1).any():
+            return []
+        found.append((start, stop))
+        start = stop
+    return found if start == len(positions) else []
+
+
+def pass_capture(
+    path: Path, layout: str, why: str, outputs: Outputs, batch: Batch, run: int, request: Request
+) -> Capture:
+    runs, count = batch.runs, len(batch.tokens)
+    if run >= len(runs):
+        raise UnreadableFile(
+            f"'{path}' has no request {run} in this forward pass: it has {len(runs)}; count from 0."
+        )
+    start, stop = runs[run]
+    found = collect(outputs, count, request, f"'{path}'")
+
+    def part(tensor: Tensor, name: str) -> Rows:
+        return build.rows(tensor.cut(0, start, stop), name, path)
+
+    boundaries = {k: part(tensor, f"B{k}") for k, tensor in found.boundaries.items()}
+    if not boundaries and found.last is None and found.odd:
+        raise UnreadableFile(
+            f"'{path}' has no residual stream of one row for each of its {count} tokens, but {found.odd[0]}; dump one "
+            "forward pass of one process."
+        )
+    if not boundaries and found.last is None:
+        raise UnreadableFile(
+            f"'{path}' holds no residual stream: neither layers.k.input_layernorm nor embed_tokens nor norm has an "
+            "output; dump the whole model."
+        )
+    slots, notes = slots_of(boundaries, found, request, f"'{path}'")
+    if found.odd:
+        notes.append(f"left out, for they have other than {count} rows: {', '.join(found.odd[:4])}")
+    last: LastState | None = None
+    if found.last is not None:
+        last = build.last_state("norm", part(found.last, "norm"), Norm.POST, "the output of the final norm")
+    tokens, positions = batch.tokens[start:stop], batch.positions[start:stop]
+    made = build.capture(
+        path, layout, why, tokens, slots,
+        last=last, boundaries=boundaries, valid_length=len(tokens), notes=tuple(notes),
+        embed=Slot("embed_tokens", boundaries[0], 0, "module name: embed_tokens") if 0 in boundaries else None,
+        about={"target_layers": found.layers},
+    )  # fmt: skip
+    return _placed(made, tokens, positions)
+
+
+def _placed(made: Capture, tokens: Ints, positions: Ints) -> Capture:
+    """The capture with its rows at their positions: a decode pass, or one after a cached prefix, begins further on."""
+    if len(positions) and positions[0] > build.MOST_ROWS:
+        raise UnreadableFile(
+            f"'{made.path}' begins at position {positions[0]:,}, and a request may have {build.MOST_ROWS:,} tokens; "
+            "dump it again."
+        )
+    if len(positions) and positions[0] > 0:
+        shifted = np.full(int(positions[0]) + len(tokens), -1, np.int64)
+        shifted[int(positions[0]) :] = tokens
+        table = replace(made.table, position=positions.copy())
+        made = replace(made, tokens=shifted, table=table, valid_length=len(shifted),
+                       notes=(*made.notes, f"the pass begins at position {positions[0]}"))  # fmt: skip
+    return made
+
+
+def batch_of(path: Path, found: Mapping[str, Tensor | None], what: str) -> Batch:
+    """The rows that ``input_ids``, ``positions`` and ``seq_lens`` tell; what: where they stand, as an error names it."""
+    ids, where = (found[name] for name in NEEDED)
+    assert ids is not None and where is not None
+    tokens = build.token_ids(ids, NEEDED[0], path)
+    positions = build.token_ids(where, NEEDED[1], path)
+    if len(positions) != len(tokens):
+        raise UnreadableFile(f"{what} has {len(positions)} positions for {len(tokens)} tokens; dump it again.")
+    lengths = found.get(LENGTHS)
+    try:
+        told = None if lengths is None else build.token_ids(lengths, LENGTHS, path)
+    except UnreadableFile:  # the positions tell the requests, too, of all but rare passes
+        told = None
+    return Batch(tokens, positions, told)

@@ -62,7 +62,8 @@ def planned_changes(subject: Subject) -> dict[str, Any]:
     )
     if head is not None and whole and draft.draft_vocab_size != head[0] and head[0] <= draft.vocab_size:
         changes["draft_vocab_size"] = head[0]
-    changes |= shapes_of(subject).lost()
+    shapes = shapes_of(subject)
+    changes |= shapes.lost() | shapes.width()
     slots = subject.fc_slots
     if slots is not None and draft.num_aux is not None and draft.num_aux != slots:
         changes["num_aux_hidden_states"] = slots

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from drafttrace.compare.audit.attention_sizes import Sizes, attention_sizes, nearest
-from drafttrace.compare.audit.mla_checks import ATTENTION, as_served
+from drafttrace.compare.audit.mla_checks import ATTENTION, PLAIN_CLASS, as_served
 from drafttrace.compare.audit.subject import Subject
 from drafttrace.compare.draft_config import DraftConfig, parse_draft_config
 from drafttrace.compare.draft_weights import DraftWeights, expected_shapes, slots_of_fc, split_fused
@@ -18,6 +18,7 @@ from drafttrace.tracer.errors import UnreadableFile
 
 Shape = tuple[int, ...]
 HEAD, EMBEDDING, D2T = "lm_head.weight", "embed_tokens.weight", "d2t"
+MLP = ".mlp."
 _KEYS = (
     "hidden_size", "target_hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
     "draft_vocab_size", "vocab_size", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim",
@@ -111,6 +112,9 @@ class Shapes:
     def _candidates(self, shapes: tuple[Shape, Shape], places: list[int]) -> Iterator[tuple[str, int]]:
         """Numbers of the config and values that could explain the differing dimensions: the found ones over what they
         are multiples of, and today's value plus what is missing."""
+        for lines in self._nearest():  # one number of the attention, by all its tensors together
+            if len(lines) == 1:
+                yield from lines.items()
         config, (stored, asked) = self.config, shapes
         units = {1, 2, 3, self.slots, config.heads, config.kv_heads, config.head_dim, 2 * config.head_dim}
         for axis in places:
@@ -149,12 +153,26 @@ class Shapes:
         return [lines for lines in lost if (left := self.left(lines)) is not None and len(left) == 1 < len(wrong)]
 
     def lost(self) -> Sizes:
-        """Sizes of the attention that the config does not give and its tensors leave no choice about; empty where they do,
-        and where what the config does give would have to change, too."""
+        """Sizes of the attention that its tensors leave no choice about; empty where they do. What the config does give
+        changes only where the tensors have one set of sizes by themselves, and the class builds this attention."""
         if not any(ATTENTION in name for name in self.wrong()):
             return {}
         sets = [lines for lines in self._nearest() if self.left(lines) == {}]
-        return sets[0] if len(sets) == 1 and all(self.config.flat.get(key) is None for key in sets[0]) else {}
+        if len(sets) != 1:
+            return {}
+        if all(self.config.flat.get(key) is None for key in sets[0]):
+            return sets[0]
+        alone = attention_sizes(self.weights)
+        other = self.config.architecture == PLAIN_CLASS and "kv_lora_rank" in alone[0]
+        return sets[0] if len(alone) == 1 and not other else {}
+
+    def width(self) -> Sizes:
+        """The intermediate size, where every tensor of the MLP differs from the config and all agree on another one."""
+        parts = [name for name in self.weights.names if MLP in name and len(self.weights.shape(name) or ()) == 2]
+        if len(parts) < 2 or not set(parts) <= self.wrong().keys():
+            return {}
+        first, *rest = (self.blamed(name) for name in parts)
+        return first if list(first) == ["intermediate_size"] and all(found == first for found in rest) else {}
 
     def _nearest(self) -> list[Sizes]:
         return nearest(attention_sizes(self.weights), self.config.flat, self.config.hidden_size)

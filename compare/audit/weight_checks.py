@@ -125,7 +125,10 @@ def _missing_and_wrong(subject: Subject) -> Iterator[Finding]:
                 {"tensor": name, "shape": list(shape)},
             )
     shapes = shapes_of(subject)
-    differing = [name for name in shapes.wrong() if not (other and ATTENTION in name)]
+    lost = (
+        refused(subject) and subject.draft.mla is None
+    )  # the latent sizes are read off these tensors, all at once
+    differing = [name for name in shapes.wrong() if not ((other or lost) and ATTENTION in name)]
     yield from _wrong_shapes(shapes, [name for name in differing if name not in (HEAD_WEIGHT, D2T)])
     for first, second in subject.draft_weights.clashes:
         yield fault(

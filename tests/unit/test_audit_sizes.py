@@ -136,3 +136,86 @@ def test_a_latent_attention_without_any_size_in_the_config_gets_all_of_them(name
     lines = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 4}
     remedies = [f.remedy for f in result.faults if "kv_lora_rank" in f.remedy]
     assert remedies and all(f'"{key}": {value}' in remedies[0] for key, value in lines.items()), remedies
+
+
+LATENT = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+
+
+def latent_tensors() -> dict[str, torch.Tensor]:
+    """Multi-latent attention of four heads in which no two sizes are the same."""
+    shapes = {"q_a_proj": (10, 32), "q_a_layernorm": (10,), "q_b_proj": (4 * 12, 10), "o_proj": (HIDDEN, 4 * 6)}
+    shapes |= {"kv_a_proj_with_mqa": (14 + 8, 32), "kv_a_layernorm": (14,), "kv_b_proj": (4 * 10, 14)}
+    held = {name: t for name, t in draft_tensors().items() if ".self_attn." not in name}
+    return held | {f"midlayer.self_attn.{name}.weight": torch.rand(shape) for name, shape in shapes.items()}
+
+
+def latent(**changes: Any) -> dict[str, Any]:
+    right = dict(zip(LATENT, (10, 14, 4, 8, 6), strict=True))
+    return mla(CANONICAL, model_type="kimi_k2", **{**right, **changes})
+
+
+def mended(folder: Path, result: CheckResult, tensors: dict[str, torch.Tensor]) -> list[str]:
+    """What is still wrong with the copy of ``--fix``."""
+    fix(folder / "draft", folder / "fixed", result.fix)
+    config = json.loads((folder / "fixed/config.json").read_text())
+    return [f.summary for f in audited(folder / "again", config, tensors).faults]
+
+
+@pytest.mark.parametrize("heads", [1, 2, 8])
+def test_a_wrong_number_of_heads_of_latent_attention_is_one_fault_with_one_answer(
+    heads: int, tmp_path: Path
+) -> None:
+    """Three faults: v_head_dim 8, v_head_dim 16, and a tensor to be exported again. Only four heads fit."""
+    result = audited(tmp_path, latent(num_attention_heads=heads), latent_tensors())
+    (found,) = result.faults
+    assert '"num_attention_heads": 4' in found.remedy and "v_head_dim" not in found.remedy
+    assert result.fix["num_attention_heads"] == 4 and not mended(tmp_path, result, latent_tensors())
+
+
+def test_all_latent_sizes_lost_are_one_fault(tmp_path: Path) -> None:
+    """A second one asked for "head_dim", which this attention does not have."""
+    result = audited(tmp_path, without(latent(), *LATENT), latent_tensors())
+    (found,) = result.faults
+    assert '"kv_lora_rank": 14' in found.remedy and "head_dim" not in result.fix
+    assert not mended(tmp_path, result, latent_tensors())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"qk_nope_head_dim": 8, "v_head_dim": 2},
+        {"kv_lora_rank": 18, "qk_rope_head_dim": 4},
+        {"q_lora_rank": 8, "kv_lora_rank": 8},
+        {"num_attention_heads": 2, "qk_nope_head_dim": 16},
+        {"v_head_dim": 8},
+    ],
+    ids=str,
+)
+def test_wrong_latent_sizes_that_only_one_set_puts_right_are_written_by_fix(
+    changes: dict[str, int], tmp_path: Path
+) -> None:
+    """They were named, and --fix said that nothing could be corrected with certainty."""
+    result = audited(tmp_path, latent(**changes), latent_tensors())
+    assert {key: result.fix[key] for key in changes} == {key: {**latent()}[key] for key in changes}
+    assert not mended(tmp_path, result, latent_tensors())
+
+
+def test_a_bad_export_beside_wrong_latent_sizes_is_written_into_no_config(tmp_path: Path) -> None:
+    tensors = latent_tensors() | {"midlayer.self_attn.o_proj.weight": torch.rand(HIDDEN, 4 * 7)}
+    result = audited(tmp_path, latent(), tensors)
+    assert result.faults and not set(LATENT) & set(result.fix)
+
+
+def test_a_wrong_intermediate_size_is_written_by_fix_beside_lost_sizes(tmp_path: Path) -> None:
+    """The copy kept 333 without a word."""
+    config = without(specforge(CANONICAL, intermediate_size=333), *LOST)
+    result = audited(tmp_path, config, attention(4, 2, 8))
+    assert result.fix["intermediate_size"] == 24 and not mended(tmp_path, result, attention(4, 2, 8))
+
+
+def test_a_bad_export_of_one_part_of_the_mlp_is_written_into_no_config(tmp_path: Path) -> None:
+    tensors = attention(4, 2, 8) | {"midlayer.mlp.up_proj.weight": torch.rand(25, HIDDEN)}
+    for size in (24, 333):
+        config = specforge(CANONICAL, head_dim=8, intermediate_size=size)
+        result = audited(tmp_path / str(size), config, tensors)
+        assert result.faults and "intermediate_size" not in result.fix

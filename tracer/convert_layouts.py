@@ -14,11 +14,13 @@ from drafttrace.tracer.capture import Ints, Norm
 from drafttrace.tracer.convert_companions import ArrowTable, Companions, LayerIds
 from drafttrace.tracer.convert_recording import ORIGIN, is_trace
 from drafttrace.tracer.convert_sample import (
+    V1_DEFAULTS,
     Sample,
     blocks,
     covered,
     each_by_itself,
     gaps,
+    ids_option,
     kind_of,
     last_on,
     need_mask,
@@ -28,6 +30,7 @@ from drafttrace.tracer.convert_sample import (
     refuse_ids,
     refuse_other_rows,
     refuse_sweep,
+    refuse_unrecorded,
     same_rows,
 )
 from drafttrace.tracer.convert_trace import to_trace
@@ -118,7 +121,7 @@ def _say_boundaries(source: Sample) -> str:
     """How this kind of source is told its boundaries; a trace has what its server said."""
     if is_trace(source.capture):
         return "choose another layout, such as --to trace"
-    return f"say it with {'--boundaries' if source.capture.format == 'MAPPED' else '--layer-ids'}"
+    return f"say it with {ids_option(source)}"
 
 
 def _named_last(source: Sample, layout: str) -> tuple[int, Rows] | None:
@@ -204,6 +207,7 @@ def _to_v1(source: Sample, out: Path) -> None:
     refuse_sweep(source, layout)
     mask = need_mask(source, layout)
     parts = [*(slot.rows for slot in source.capture.slots), last_on(source, Norm.PRE, layout)]
+    refuse_unrecorded(source, layout, V1_DEFAULTS)
     value: dict[str, Planned | list[Planned]] = {
         "input_ids": _ints(source.tokens),
         "hidden_states": [_planned(source, [part]) for part in parts],

@@ -187,11 +187,39 @@ def need_slots(source: Sample, layout: str) -> None:
         )
 
 
+# What a layout without layer ids means, as readers write it of a file that records none.
+CURRENT_DEFAULTS = ("B{2, n//2, n-3}", "O{1, n//2-1, n-4}")
+V1_DEFAULTS = ("B{3, n//2+1, n-2}",)
+
+
+def refuse_unrecorded(source: Sample, layout: str, defaults: Sequence[str]) -> None:
+    """For a dump that records no layer ids: where none are written, the layout must mean the same as the dump.
+
+    defaults: what ``layout`` means, in the words of the readers.
+    """
+    capture = source.capture
+    if not capture.slots or any(k is not None for k in capture.wiring):
+        return
+    if all(any(rule in slot.source for rule in defaults) for slot in capture.slots):
+        return
+    say = "" if is_trace(capture) else f"say them with {ids_option(source)}, or "
+    why = f"'{capture.path}' records none, and {inside(layout)} would mean its own default {defaults[0]} by that"
+    if "layer-ids" not in source.lose:
+        raise DrafttraceError(f"{layout} cannot do without layer ids here: {why}, which may be other layers; {say}give "
+                              "them up with --lose layer-ids.")  # fmt: skip
+
+
+def ids_option(source: Sample) -> str:
+    """The option that says what the slots of a dump are."""
+    return "--boundaries" if source.capture.format == "MAPPED" else "--layer-ids"
+
+
 def refuse_ids(source: Sample, layout: str) -> None:
     """For layouts without layer ids: what is declared must be what the layout's default means."""
     wiring, n = source.capture.wiring, source.layers
     last = source.capture.last.boundary if source.capture.last is not None else None
     known = [k for k in wiring if k is not None]
+    refuse_unrecorded(source, layout, CURRENT_DEFAULTS)
     if not known and last is None:
         return
     if n is not None and (not known or wiring == canonical_wiring(n)) and last in {None, n}:

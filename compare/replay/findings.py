@@ -11,7 +11,7 @@ from drafttrace.compare.audit.wiring_checks import difference_findings
 from drafttrace.compare.replay.order_findings import ids_too
 from drafttrace.compare.replay.ranking import Scored, better, confidence, sigmas, significant, too_few, works
 from drafttrace.compare.replay.result import VariantRow
-from drafttrace.compare.replay.score import WiringScore
+from drafttrace.compare.replay.score import ENOUGH, WiringScore
 from drafttrace.compare.replay.texts import Key, keys_name
 from drafttrace.compare.result import Finding
 from drafttrace.tracer.capture import Capture
@@ -167,6 +167,29 @@ def served_useless_findings(
             "first_top1": score.top1,
             "first_rows": score.rows,
         },
+    )
+
+
+def unproven_findings(
+    handed: Sequence[Key], theirs: WiringScore, asked: Sequence[Key] | None, swept: bool
+) -> Iterator[Finding]:
+    """The server handed over another wiring than the config asks for, and the draft is not seen to work with it.
+
+    theirs: the handed wiring's score. asked: what the config gives, which was not scored; None where it was, or is not
+    known. swept: whether the capture holds it in the rows of its layer sweep.
+    """
+    if asked is None or tuple(asked) == tuple(handed) or theirs.rows < ENOUGH or not too_few(theirs):
+        return
+    yield fault(
+        "unexplained",
+        0.6,
+        f"The server handed over {keys_name(handed)}, with which the draft gives {theirs.top1:.1%} over {theirs.rows} "
+        f"rows; the config asks for {keys_name(asked)}, which the capture does not hold on these rows.",
+        "Replay again with --search: the layer sweep holds both."
+        if swept
+        else "Start the server without another wiring than the config's, or record all boundaries (drafttrace record "
+        "--boundaries all) and replay with --search.",
+        {"wiring": keys_name(handed), "top1": theirs.top1, "rows": theirs.rows, "asked": keys_name(asked)},
     )
 
 

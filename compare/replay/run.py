@@ -23,6 +23,7 @@ from drafttrace.compare.replay.findings import (
     served_switch_findings,
     served_useless_findings,
     under_right_map,
+    unproven_findings,
     useless_findings,
     variant_findings,
     wiring_findings,
@@ -243,6 +244,10 @@ class _Maker:
         found += useless_findings(wiring, best, self._search.tried if self._search is not None else 0)
         if not found and served is not None and theirs is not None:
             found += served_useless_findings(served, self._answer or theirs.score, wiring, best)
+        asked, sweep = self._subject.served.wiring, self._bench.captures[0].boundaries
+        if not found and served is not None and theirs is not None and asked not in self._scored:
+            score, swept = self._answer or theirs.score, asked is not None and set(asked) <= set(sweep)
+            found += unproven_findings(served, score, asked, swept)
         return found
 
     def _absent_before(self, text: Text) -> int:

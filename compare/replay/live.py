@@ -142,10 +142,7 @@ def compare_live(
     if parted is not None:
         rows, live = _grouped(places)[parted.step, 0]
         seen = _Seen(replayer, draft, rows[rows >= lacking], live[rows >= lacking], switches)
-        if parted.tensor == PROPOSAL:
-            explained = seen.proposed_by(done[parted.step])
-        if explained is None:
-            blame = seen.blame(parted, done[parted.step], fc_out, reading)
+        explained, blame = seen.explained(parted, done[parted.step], fc_out, reading)
     topk, count = _topk(draft), draft_steps(capture)
     follows = topk == 1 and not lacking and not text.left_out
     return LiveComparison(
@@ -178,6 +175,13 @@ class _Seen:
     rows: Ints
     live: Ints
     switches: Switches
+
+    def explained(
+        self, parted: Stage, done: StepOut, fc_out: torch.Tensor, reading: Reading
+    ) -> tuple[ProposedBy | None, Blame | None]:
+        """The head or map that explains the proposals, else the parts of the draft that the fault may lie in."""
+        by = self.proposed_by(done) if parted.tensor == PROPOSAL else None
+        return by, self.blame(parted, done, fc_out, reading) if by is None else None
 
     def proposed_by(self, done: StepOut) -> ProposedBy | None:
         """The head or map that explains the proposals."""

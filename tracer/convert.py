@@ -231,6 +231,7 @@ def _write_all(
         f"the {count} samples of '{several.path}' become a folder ({how.layout.holds}), where one alone would be named as "
         f"'{several.path}#{first}'",
     )
+    several.refuse_strangers(read)
     run = Run(
         collection=several,
         layout=how.layout,

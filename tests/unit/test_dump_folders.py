@@ -13,6 +13,7 @@ import torch
 from dump_reading import read_all
 from safetensors.torch import save_file
 
+from drafttrace.tracer.convert import convert
 from drafttrace.tracer.dumps.folder import open_collection
 from drafttrace.tracer.dumps.registry import Request
 from drafttrace.tracer.errors import DrafttraceError, UnknownFormat
@@ -56,6 +57,26 @@ def test_a_stranger_among_many_files_is_found_when_it_is_asked_for(tmp_path: Pat
     assert read_all(tmp_path, sample=6).format == "SF-EAGLE3"
     with pytest.raises(UnknownFormat, match=r"'data_7\.ckpt' is MO-PT, the others are SF-EAGLE3"):
         read_all(tmp_path, sample=7)
+
+
+def test_a_stranger_among_many_files_stops_no_conversion_in_the_middle(tmp_path: Path) -> None:
+    """Only 13 files were looked at, also where --format asks for one format: #17 of 40 stopped convert after 17 samples."""
+    folder = tmp_path / "dump"
+    folder.mkdir()
+    for k in range(40):
+        torch.save(made.sf_sample(), folder / f"data_{k}.ckpt")
+    torch.save(made.mo_sample(), folder / "data_17.ckpt")
+    with pytest.raises(
+        UnknownFormat,
+        match=r"1 of its 40 files are not SF-EAGLE3 .*\('data_17\.ckpt'\); leave them out with --format SF",
+    ):
+        convert(str(folder), tmp_path / "out", to="trace", lose=["loss-mask"])
+    assert [path.name for path in tmp_path.iterdir()] == ["dump"]
+    collection = open_collection(folder, "SF-EAGLE3")
+    assert len(collection.refs) == 39 and collection.left_out == ("data_17.ckpt",)
+    assert any("'data_17.ckpt'" in note for note in inspect_capture(str(folder), format="SF-EAGLE3").notes)
+    done = convert(str(folder), tmp_path / "out", to="trace", format="SF-EAGLE3", lose=["loss-mask"])
+    assert done.samples == 39
 
 
 def test_ambiguity_names_the_candidates(tmp_path: Path) -> None:

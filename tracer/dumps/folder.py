@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from collections import Counter
@@ -87,6 +88,29 @@ class Collection:
                 f"{self.layout.id}; give one file, or move the others away."
             )
         return self.layout.read(document, ref.inner, request)
+
+    def refuse_strangers(self, request: Request) -> None:
+        """Raise UnknownFormat naming the files of a folder that are of another format, for whoever reads all of them.
+
+        Opening a folder looks at a few of its files. One that cannot be read is none: its reader says why.
+        """
+        if isinstance(self.layout, FolderLayout) or not self.path.is_dir() or self.overruled or len(self.refs) < 2:
+            return
+        strangers = []
+        for file in dict.fromkeys(ref.file for ref in self.refs):
+            with contextlib.suppress(DrafttraceError):
+                if not is_of(self.layout, file, request):
+                    strangers.append(file)
+        if strangers:
+            names = _names(self.path, strangers)
+            listed = ", ".join(f"'{name}'" for name in names[:_MOST_NAMED]) + (
+                ", ..." if names[_MOST_NAMED:] else ""
+            )
+            raise UnknownFormat(
+                f"The folder '{self.path}' mixes formats: {len(names)} of its {len(self.refs)} files are not "
+                f"{self.layout.id} as the others ({listed}); leave them out with --format {self.layout.id}, or move "
+                "them away."
+            )
 
     def spec(self, ref: SampleRef) -> str | None:
         """``PATH#i`` of one of several samples, where the path of its file would name others, too; else None."""
@@ -285,23 +309,21 @@ def _names(folder: Path, files: Sequence[Path]) -> tuple[str, ...]:
 def _asked_for(folder: Path, files: Sequence[Path], format_id: str, request: Request) -> Collection:
     """The files of a folder that are of the format that the user named; all of them where none is.
 
-    Every file is opened only where those that are looked at first are of different formats. A file that cannot be
-    opened stays: it may be a sample, and whoever asks for it learns why.
+    Every file is looked at. One that cannot be opened stays: it may be a sample, and whoever asks for it learns why.
     """
     layout = named_layout(format_id)
 
     def is_other(path: Path) -> bool | None:
         try:
-            return layout.detect(open_document(path), request) is None
+            return not is_of(layout, path, request)
         except DrafttraceError as error:
             problems.append(error)
             return None
 
     problems: list[DrafttraceError] = []
-    probed = [is_other(path) for path in _spread(files)]
-    if set(probed) == {False}:
-        return Collection(folder, layout, layout.title, numbered(folder, layout, files))
     others = [is_other(path) for path in files]
+    if set(others) == {False}:
+        return Collection(folder, layout, layout.title, numbered(folder, layout, files))
     if False in others:
         chosen = [path for path, other in zip(files, others, strict=True) if other is not True]
         refs = numbered(folder, layout, chosen)
@@ -311,6 +333,21 @@ def _asked_for(folder: Path, files: Sequence[Path], format_id: str, request: Req
         raise problems[0]
     refuse_format_of_trace(files[0], format_id)
     return Collection(folder, layout, build.FORCED, numbered(folder, layout, files), overruled=True)
+
+
+def is_of(layout: Layout, path: Path, request: Request) -> bool:
+    """Whether a file of a folder is of ``layout`` by its content. Raises DrafttraceError where it cannot be opened."""
+    try:
+        stat = path.stat()
+    except OSError:  # whoever opens it says why
+        return layout.detect(open_document(path), request) is not None
+    return _recognised(layout.id, path, (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino), request)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _recognised(layout: str, path: Path, _stamp: tuple[int, ...], request: Request) -> bool:
+    """As :func:`is_of`, once for a command that opens a folder several times."""
+    return layouts()[layout].detect(open_document(path), request) is not None
 
 
 def _spread(files: Sequence[Path]) -> list[Path]:

@@ -185,3 +185,14 @@ def refuse_config_above(folder: Path) -> None:
             f"'{above}' would declare layer ids for the samples in the folders beside it, and these have none; give a "
             "folder elsewhere."
         )
+
+
+def refuse_no_place(report: str | None) -> None:
+    """Raise OutputExists where the folder of a report is not there: it is written last, after a long conversion."""
+    if report is None or report == "-":
+        return
+    folder = Path(report).parent
+    if not folder.is_dir():
+        raise OutputExists(f"The folder '{folder}' of the output '{report}' does not exist; make it first.")
+    if Path(report).is_dir():
+        raise OutputExists(f"The output '{report}' is a folder; give a file name.")

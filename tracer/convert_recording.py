@@ -90,7 +90,10 @@ def left_out_of(source: Sample, layout: str) -> Iterator[str]:
     from drafttrace.tracer.convert_sample import before_norm
 
     yield from recording_of(source, layout)
-    last, kept = source.capture.last, "last-state" not in source.lose
+    last = source.capture.last
+    kept = (
+        "last-state" not in source.lose or layout != "safetensors"
+    )  # the others have a place for one, and need it
     if layout in _BEFORE_NORM and last is not None and kept and before_norm(source) is not None:
         yield f"the last state '{last.name}': {boundary_name(source.layers)}, which it is after the final norm, is stored"
     if not is_trace(source.capture):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 from drafttrace.tracer.boundary import boundary_name
 from drafttrace.tracer.capture import Capture
 from drafttrace.tracer.convert_recording import is_trace
@@ -30,20 +33,33 @@ def open_two(
     of_both = _of_both(request)
     left_mapping = reference_mapping = None
     if mapping is not None:
-        left_mapping = None if _is_known(left, left_format, of_both) else mapping
+        with _names_left_format():
+            left_mapping = None if _is_known(left, left_format, of_both) else mapping
         if left_mapping is None or not _is_known(reference, reference_format, request):
             reference_mapping = mapping
     like = None
-    if names_several(left, format=left_format, mapping=left_mapping, request=of_both):
+    with _names_left_format():
+        several = names_several(left, format=left_format, mapping=left_mapping, request=of_both)
+    if several:
         if names_several(reference, format=reference_format, mapping=reference_mapping, request=request):
             raise _both_several(left, reference)
         like = open_capture(reference, format=reference_format, mapping=reference_mapping, request=request)
-    ours = open_capture(left, format=left_format, like=like, mapping=left_mapping, request=of_both)
+    with _names_left_format():
+        ours = open_capture(left, format=left_format, like=like, mapping=left_mapping, request=of_both)
     theirs = open_capture(reference, format=reference_format, like=ours, mapping=reference_mapping, request=request)
     if _has_no_slots(ours):  # the reference may say how many layers there are, which tells the default ones
         ours = open_capture(left, format=left_format, like=theirs, mapping=left_mapping, request=of_both)
     refuse_without_slots(ours, theirs)
     return ours, theirs
+
+
+@contextlib.contextmanager
+def _names_left_format() -> Iterator[None]:
+    """The readers' remedy is ``--format``, which is of REFERENCE; that of LEFT has another name."""
+    try:
+        yield
+    except UnknownFormat as error:
+        raise type(error)(str(error).replace(" --format", " --left-format")) from None
 
 
 def open_alone(
@@ -55,9 +71,10 @@ def open_alone(
 ) -> Capture:
     """LEFT, where there is no REFERENCE. Raises NothingToCompare where it holds several samples: none of them is meant
     more than the others, and in a training dump none could be checked."""
-    several = several_in(left, format=format, mapping=mapping, request=request)
-    if several is None:
-        return open_capture(left, format=format, mapping=mapping, request=request)
+    with _names_left_format():
+        several = several_in(left, format=format, mapping=mapping, request=request)
+        if several is None:
+            return open_capture(left, format=format, mapping=mapping, request=request)
     from drafttrace.tracer.dumps.from_traces import FORMAT
 
     if several.layout.id == FORMAT:

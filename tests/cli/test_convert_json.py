@@ -32,6 +32,15 @@ def test_the_machine_form_says_what_was_read_and_written(tmp_path: Path) -> None
     assert json.loads(report.read_text()) == told
 
 
+def test_the_place_of_the_machine_form_is_looked_at_first(tmp_path: Path) -> None:
+    """The dump was converted, and then the report had no folder."""
+    done = run(
+        "convert", DUMP, tmp_path / "out.safetensors", "--to", "safetensors", "--json", tmp_path / "no/x.json"
+    )
+    assert done.returncode == 2 and "does not exist; make it first" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_machine_form_of_several_samples(tmp_path: Path) -> None:
     folder = tmp_path / "dump"
     shutil.copytree(ROOT / "pairs/tiny-kimi/dump", folder)

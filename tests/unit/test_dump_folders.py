@@ -19,6 +19,7 @@ from drafttrace.tracer.dumps.registry import Request
 from drafttrace.tracer.errors import DrafttraceError, UnknownFormat
 from drafttrace.tracer.inspecting import inspect_capture
 from drafttrace.tracer.open import names_several, open_capture
+from drafttrace.tracer.open_two import open_alone, open_two
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -92,6 +93,18 @@ def test_ambiguity_names_the_candidates(tmp_path: Path) -> None:
     assert read_all(tmp_path / "data_0.ckpt", format="SF-LAST").last is not None
     three = read_all(tmp_path / "data_0.ckpt", Request(hidden_size=16))
     assert three.format == "SF-35504D45"
+
+
+def test_an_ambiguous_left_side_names_the_option_of_the_left_side(tmp_path: Path) -> None:
+    """It was --format, which is of REFERENCE."""
+    state = torch.zeros(1, made.LENGTH, 48)
+    value = {"input_ids": made.tokens(), "loss_mask": made.loss_mask(), "hidden_state": state}
+    torch.save(value, tmp_path / "data_0.ckpt")
+    odd, other = str(tmp_path / "data_0.ckpt"), str(made.write_sf_eagle3(tmp_path / "other"))
+    for opened in (lambda: open_two(odd, other), lambda: open_alone(odd)):
+        with pytest.raises(UnknownFormat, match=r"say which with --left-format\.$"):
+            opened()
+    assert open_two(other, odd)[1].format == "SF-35504D45"  # LEFT tells how wide a slot is
 
 
 def test_a_wrong_extension_does_not_matter(tmp_path: Path) -> None:

@@ -111,9 +111,11 @@ def convert(
     was interrupted.
     """
     from drafttrace.tracer.convert import convert as write
+    from drafttrace.tracer.convert_place import refuse_no_place
 
     output.refuse_stdout(out, "A conversion")
     output.refuse_twice(json_out, out)
+    refuse_no_place(json_out)
     dump = said(hidden_size, layer_ids, slots, tokens, last, last_norm, mask, boundaries)
     with _progress(quiet) as progress:
         written = write(

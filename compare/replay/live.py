@@ -110,15 +110,13 @@ def compare_live(
     steps = max((step for step, _ in places), default=0) + 1
     tokens = _tokens(draft, text, places, steps)
     reading = replayer.reading(np.stack(tokens), switches)
-    model = replayer.model
+    model, stages = replayer.model, list[Stage | None]()
     slots = [torch.from_numpy(text.state(key)) for key in wiring]
     fc_in = model.fc_in(slots, switches)
     fc_out = model.fc(fc_in)
     done = model.steps(fc_out[None], reading, switches)
     targets, drafted = replayer.targets(switches), _drafted(capture, text)
-    stages = []
     lacking = text.rows_lacking(switches.windows, replayer.config.layers)
-    proposed = np.full((steps, text.rows), -1, np.int64)
     for step, (rows, live) in sorted((step, pairs) for (step, _), pairs in _grouped(places).items()):
         made: dict[str, Floats] = {EMBED_IN: reading.table[reading.place[step]].to(number_format).float().numpy()}
         if step == 0:
@@ -132,8 +130,7 @@ def compare_live(
             sure = np.ones(len(rows), bool) if row_local(name, step) else whole
             stages.append(tensor_stage(step, name, made[name][rows], draft, live, known.get(name, sure) & sure))
         rows, live = rows[whole], live[whole]
-        every = model.logits(done[step].normed[0]).numpy()
-        proposed[step], scores = targets[every.argmax(-1)], every[rows]
+        scores = model.logits(done[step].normed[0]).numpy()[rows]
         stages.append(proposal_stage(step, rows, targets[scores.argmax(-1)], draft, live, drafted))
         stages.append(logits_stage(step, scores, targets, draft, live))
     kept = tuple(stage for stage in stages if stage is not None)
@@ -143,20 +140,19 @@ def compare_live(
         rows, live = _grouped(places)[parted.step, 0]
         seen = _Seen(replayer, draft, rows[rows >= lacking], live[rows >= lacking], switches)
         explained, blame = seen.explained(parted, done[parted.step], fc_out, reading)
-    topk, count = _topk(draft), draft_steps(capture)
-    follows = topk == 1 and not lacking and not text.left_out
+    follows = _topk(draft) == 1 and not lacking and not text.left_out
     return LiveComparison(
         stages=kept,
         parted=parted,
         accept_lengths=_accept_lengths(capture),
-        steps=count,
-        topk=topk,
+        steps=draft_steps(capture),
+        topk=_topk(draft),
         number_format=str(kind),
         layers=replayer.config.layers,
         proposed_by=explained,
         blame=blame,
         lacking=lacking,
-        expected_lengths=expected_lengths(capture, text, proposed, drafted, count) if follows else (),
+        expected_lengths=expected_lengths(capture, text, drafted) if follows else (),
     )
 
 

@@ -11,24 +11,23 @@ from collections.abc import Mapping
 import numpy as np
 
 from drafttrace.compare.replay.texts import Text
-from drafttrace.tracer.capture import Capture, Ints, Phase
+from drafttrace.tracer.capture import Capture, Phase
 
 
 def expected_lengths(
-    capture: Capture, text: Text, proposed: Ints, drafted: Mapping[tuple[int, int], int], steps: int
+    capture: Capture, text: Text, drafted: Mapping[tuple[int, int], int]
 ) -> tuple[int | None, ...]:
     """Tokens that every round of a request yields, bonus token included; None for a round that the text's end cuts.
 
-    proposed ``[S, R]``: target ids that the replay proposes at step s of row t. drafted: (step, row) to the id that the
-    server verified there, which counts before the replay's. steps: draft steps of the server. Empty where the rounds do
-    not follow from the text: sampling that is not known to be greedy, or other rounds recorded than counted.
+    drafted: (step, row of the text) to the id that was proposed, and verified, there. Empty where the rounds do not follow
+    from the text: sampling that is not known to be greedy, or other rounds recorded than counted.
     """
     request = capture.about.get("request")
     counts = request.get("accept_counts") if isinstance(request, Mapping) else None
     starts = _starts(capture)
     if not isinstance(counts, list) or len(counts) != len(starts) or not _greedy(request):
         return ()
-    return tuple(_length(text, start - text.first, proposed, drafted, steps) for start in starts)
+    return tuple(_length(text, start - text.first, drafted) for start in starts)
 
 
 def _greedy(request: object) -> bool:
@@ -43,17 +42,13 @@ def _starts(capture: Capture) -> list[int]:
     return [int(table.position[rows[table.round[rows] == k]].min()) for k in np.unique(table.round[rows])]
 
 
-def _length(
-    text: Text, start: int, proposed: Ints, drafted: Mapping[tuple[int, int], int], steps: int
-) -> int | None:
-    row = start - 1  # drafts at the position before the token that it has read last
-    for step in range(steps):
+def _length(text: Text, start: int, drafted: Mapping[tuple[int, int], int]) -> int | None:
+    row, step = start - 1, 0  # drafts at the position before the token that it has read last
+    while (step, row) in drafted:
         at = start + 1 + step
-        if not 0 <= row < text.rows or at >= len(text.tokens) or step >= len(proposed):
+        if not 0 < at < len(text.tokens):
             return None
-        said = drafted.get((step, row), int(proposed[step, row]))
-        if said < 0:
-            return None
-        if said != int(text.tokens[at]):
+        if drafted[step, row] != int(text.tokens[at]):
             return step + 1
-    return steps + 1
+        step += 1
+    return step + 1 if step else None

@@ -202,11 +202,11 @@ def refuse_unrecorded(source: Sample, layout: str, defaults: Sequence[str]) -> N
         return
     if all(any(rule in slot.source for rule in defaults) for slot in capture.slots):
         return
-    say = "" if is_trace(capture) else f"say them with {ids_option(source)}, or "
+    say = "" if is_trace(capture) else f", or say them with {ids_option(source)}"
     why = f"'{capture.path}' records none, and {inside(layout)} would mean its own default {defaults[0]} by that"
     if "layer-ids" not in source.lose:
-        raise DrafttraceError(f"{layout} cannot do without layer ids here: {why}, which may be other layers; {say}give "
-                              "them up with --lose layer-ids.")  # fmt: skip
+        raise DrafttraceError(f"{layout} cannot do without layer ids here: {why}, which may be other layers; give them up "
+                              f"with --lose layer-ids{say}.")  # fmt: skip
 
 
 def ids_option(source: Sample) -> str:

@@ -122,8 +122,8 @@ def _layers(outputs: Outputs, shown: set[int], final: Tensor | None, request: Re
     if whole and final is not None and _reaches_the_norm(outputs, len(shown) - 1, final):
         if told is not None and told != len(shown) and not request.tokens_only:
             raise DrafttraceError(
-                f"{where} shows a target of {len(shown)} layers (what layer {len(shown) - 1} hands on is what the final "
-                f"norm takes in), and the target is said to have {told} (--target, or the other side); give the "
+                f"{where} shows a target of {len(shown)} layers (what the last of them hands on is what the final norm "
+                f"takes in), and the target is said to have {told} (--target, or the other side); give the "
                 "target that was served."
             )
         return len(shown)

@@ -14,8 +14,8 @@ class Thresholds:
     """Limits on relative L2 distances (medians over rows) and on what counts as a fit.
 
     match: at or below it a slot matches when nothing better is known (served bf16 against transformers bf16 lies
-    below 0.032: bench/noise.json). noise: above ``match`` and at or below it, an unstructured difference is called noise; never more than
-    that. neighbour_match / neighbour_noise: the same two as parts of the distance to the nearest neighbouring boundary,
+    below 0.032: bench/noise.json). noise: above ``match`` and at or below it, an unstructured difference is called
+    noise; never more than that. neighbour_match / neighbour_noise: the same two as parts of the distance to the nearest neighbouring boundary,
     where that was measured. blind_noise: in place of it where it was not: a neighbouring boundary may be that near. Of
     all limits that apply the smallest counts.
     noise_match / noise_limit: multiples of a recorded noise floor, which replace ``match`` and ``noise``.

@@ -13,11 +13,11 @@ from drafttrace.tracer.errors import DrafttraceError
 class Thresholds:
     """Limits on relative L2 distances (medians over rows) and on what counts as a fit.
 
-    match: at or below it a slot matches when nothing better is known (served bf16 against transformers bf16 lies
-    below 0.032: bench/noise.json). noise: above ``match`` and at or below it, an unstructured difference is called
-    noise; never more than that. neighbour_match / neighbour_noise: the same two as parts of the distance to the nearest neighbouring boundary,
-    where that was measured. blind_noise: in place of it where it was not: a neighbouring boundary may be that near. Of
-    all limits that apply the smallest counts.
+    match: at or below it a slot matches when nothing better is known (served bf16 against transformers bf16
+    lies below 0.032: bench/noise.json). noise: above ``match`` and at or below it, an unstructured difference
+    is called noise; never more than that. neighbour_match / neighbour_noise: the same two as parts of the
+    distance to the nearest neighbouring boundary, where that was measured. blind_noise: in place of it where it
+    was not: a neighbouring boundary may be that near. Of all limits that apply the smallest counts.
     noise_match / noise_limit: multiples of a recorded noise floor, which replace ``match`` and ``noise``.
     located: a boundary is the right one when its distance is below this part of the second best. scale: a fitted
     factor further from 1 than this is a fault. row / row_cosine: one row that is further off than ``row`` and has

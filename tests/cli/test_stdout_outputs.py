@@ -41,7 +41,7 @@ def test_markdown_on_standard_output_is_all_that_stands_there(command: str, resu
     done = run(*given, "--md", "-", "--json", tmp_path / "r.json", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (file.returncode, "")
     told, stored = (
-        re.sub(r"\d\.\d+ s\b", "some time", text) for text in (done.stdout, (tmp_path / "r.md").read_text())
+        re.sub(r"\d+\.\d+ s\b", "some time", text) for text in (done.stdout, (tmp_path / "r.md").read_text())
     )
     assert told == stored and told.startswith("#")
     assert json.loads((tmp_path / "r.json").read_text())

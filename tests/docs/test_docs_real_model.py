@@ -41,7 +41,9 @@ def test_the_neighbour_of_a_last_boundary_is_the_one_before() -> None:
 
 def test_the_noise_that_the_thresholds_name_is_what_was_measured() -> None:
     """ "Below 0.03" was said, and the real model's last boundary lies at 0.0314."""
-    named = re.search(r"transformers bf16 lies\s+below ([0-9.]+): bench/noise\.json", Thresholds.__doc__ or "")
+    named = re.search(
+        r"transformers\s+bf16\s+lies\s+below\s+([0-9.]+):\s+bench/noise\.json", Thresholds.__doc__ or ""
+    )
     assert named is not None
     most = max(one["served"] for one in NOISE)
     assert most < float(named[1]) < most + 0.002 and float(named[1]) < DEFAULT.match

@@ -172,3 +172,19 @@ def test_a_server_that_stays_wrong_does_not_fill_the_disk(
     assert [run.trace is not None for run in runs] == [True, True, False, False, True, *[False] * 5]
     assert len(list(tmp_path.iterdir())) == 3
     assert all(run.trace for run in replace(bird, keep_all=True).run(2)) and len(list(tmp_path.iterdir())) == 5
+
+
+def test_two_runs_in_the_same_second_replace_no_trace(tmp_path: Path) -> None:
+    """A healthy run replaced the trace that the run before it had kept, and then removed it."""
+    from drafttrace.tracer.commands.watch import free_place
+
+    places = []
+    for _ in range(3):
+        places.append(free_place(tmp_path, "2026-11-30T23:57:07Z", "cold"))
+        places[-1].touch()
+    assert [place.name for place in places] == [
+        "2026-11-30T235707Z-cold.h5",
+        "2026-11-30T235707Z-2-cold.h5",
+        "2026-11-30T235707Z-3-cold.h5",
+    ]
+    assert free_place(tmp_path, "2026-11-30T23:57:07Z", "warm").name == "2026-11-30T235707Z-warm.h5"

@@ -30,9 +30,7 @@ def target(root: Path) -> Path:
     return folder
 
 
-SAID = (
-    r"cannot do without layer ids here: .* records none, .*; say them with --layer-ids, or give them up with --lose"
-)
+SAID = r"cannot do without layer ids here: .* records none, .*; give them up with --lose layer-ids, or say them with --layer-ids"
 
 
 @pytest.mark.parametrize("known", [False, True])
@@ -77,5 +75,7 @@ def test_named_fields_without_boundaries_are_no_default(tmp_path: Path) -> None:
     path = made.write_npz(tmp_path)
     fields = FieldMap(slots=("s2", "s4"), tokens="ids", last="s5", last_norm="pre")
     for to in ("speculators", "speculators-v1"):
-        with pytest.raises(DrafttraceError, match=r"say them with --boundaries, or give them up"):
+        with pytest.raises(
+            DrafttraceError, match=r"give them up with --lose layer-ids, or say them with --boundaries"
+        ):
             convert(str(path), tmp_path / to, to=to, mapping=fields, mask="ones")

@@ -226,7 +226,8 @@ def test_where_no_process_can_be_started_files_are_written_here(
 
 
 SERVER = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a test run in the background would not have
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from test_hooks_writer_process import fill, open_file

@@ -236,6 +236,7 @@ def test_a_registry_without_the_package_skips_the_tests_of_the_real_model(
 def test_the_skip_says_why(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     no_registry(monkeypatch)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)  # it can take the summary away
     done = subprocess.run(
         [
             sys.executable,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -57,7 +58,7 @@ class Canary:
         cold_ok = True
         for kind in (COLD, WARM) if self.warm else (COLD,):
             utc = now()
-            trace = self.folder / f"{utc.replace(':', '')}-{kind}.h5"
+            trace = free_place(self.folder, utc, kind)
             try:
                 run = self._one(number, utc, kind, trace, corner, cold_ok)
             except DrafttraceError as error:
@@ -91,6 +92,13 @@ class Canary:
         )
         result = diff(open_capture(str(trace)), self.first, thresholds=self.thresholds)
         return canary.judged(number, utc, kind, result, self.first_accept, self.most_drop, cold_ok, self.known)
+
+
+def free_place(folder: Path, utc: str, kind: str) -> Path:
+    """Where a run's trace goes: a second run in the same second must not replace the first's."""
+    second = utc.replace(":", "")
+    names = itertools.chain([second], (f"{second}-{number}" for number in itertools.count(2)))
+    return next(place for name in names if not (place := folder / f"{name}-{kind}.h5").exists())
 
 
 def now() -> str:

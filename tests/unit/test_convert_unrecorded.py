@@ -30,7 +30,7 @@ def target(root: Path) -> Path:
     return folder
 
 
-SAID = r"cannot do without layer ids here: .* records none, .*; give them up with --lose layer-ids, or say them with --layer-ids"
+SAID = r"cannot do without layer ids here: .* records none, .*; give them up with --lose layer-ids, or say .*--layer-ids"
 
 
 @pytest.mark.parametrize("known", [False, True])

@@ -11,6 +11,7 @@ import pytest
 
 # file -> what it spends its time on
 SLOW = {
+    "test_audit_any_value": "thousands of made-up configs",
     "test_audit_hostile": "thousands of made-up configs",
     "test_auditing": "processes, and a Ray cluster",
     "test_bench_commands": "the bench scripts, started",
@@ -29,8 +30,10 @@ SLOW = {
     "test_hooks_writer_process": "processes that are killed",
     "test_pairs_trained": "the trained pairs, forward",
     "test_reference": "a target in transformers",
+    "test_replay_absent_rows": "the draft on whole traces",
     "test_replay_forward": "the draft against its training code",
     "test_replay_pairs": "the draft on whole dumps",
+    "test_replay_traces": "the draft on whole traces",
     "test_sglang_cpu_server": "servers that do not start",
     "test_smol_commands": "the pair's scripts, started",
     "test_smol_fetch": "packages, fetched and damaged",

@@ -86,9 +86,12 @@ def test_a_cached_prefix_is_no_fault_of_the_draft_s_layer(name: str, trace: str,
 
 
 def test_no_expected_length_is_taken_from_a_replay_that_lacks_tokens() -> None:
-    """tiny-llama with 22 cached tokens: expected 2.91, observed 4.90; a diff would have judged the one by the other."""
+    """tiny-llama with 22 cached tokens: expected 2.54, observed 4.57; a diff would have judged the one by the other."""
     capture = of_pair("tiny-llama", "healthy")
-    plain = json.loads(json.dumps(replayed("tiny-llama", behind(capture, 22)).to_json()))
+    result = replayed("tiny-llama", behind(capture, 22))
+    plain = json.loads(json.dumps(result.to_json()))
+    assert result.live is not None and result.live.observed is not None
+    assert [round(length, 2) for length in (result.best.score.expected, result.live.observed)] == [2.54, 4.57]
     with pytest.raises(DrafttraceError, match="no states of 22 tokens before its rows"):
         expected_of_replay(plain, "replay.json")
     assert expected_of_replay(replayed("tiny-llama", capture).to_json(), "replay.json").length > 3

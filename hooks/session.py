@@ -169,10 +169,9 @@ class Session:
             return False
         try:
             file.append(batch.on_host())
+            self._rows += batch.row_count
         except Exception as error:
-            self._drop(batch)
-            self._failed(error)
-        self._rows += batch.row_count
+            _Write(self, batch).fail(error)
         return True
 
     def end(self, tokens: Sequence[int], prompt_length: int, request: Mapping[str, Any]) -> None:

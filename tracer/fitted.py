@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rich.measure import Measurement
-from rich.padding import Padding
 from rich.text import Text
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ class Fitted:
             shown = [(header, cell) for header, cell in zip(headers[1:], others, strict=True) if cell.plain]
             for place, (header, cell) in enumerate(shown):
                 line.append(", " if place else " ").append(f"{header} ", "dim").append_text(cell)
-            yield Padding(line, (0, 0, 0, 0))
+            yield line
 
 
 def widths(sizes: Sequence[Measurement], room: int) -> list[int]:

@@ -56,12 +56,12 @@ def check_writable(path: Path, *, force: bool, what: str = "output") -> None:
     os.unlink(probe)
 
 
-STDOUT = "-"
+_STDOUT = "-"
 
 
 def takes_stdout(*paths: Path | str | None) -> bool:
     """Whether one of the outputs is standard output, ``-``: then nothing else is printed there."""
-    return any(path is not None and str(path) == STDOUT for path in paths)
+    return any(path is not None and str(path) == _STDOUT for path in paths)
 
 
 def refuse_stdout(path: Path | None, what: str) -> None:
@@ -90,7 +90,7 @@ def refuse_twice(*paths: Path | str | None) -> None:
     standard output no program could tell where it begins."""
     if sum(takes_stdout(path) for path in paths) > 1:
         raise OutputExists("Two outputs go to standard output ('-'); give all but one of them a file name.")
-    named = [Path(path) for path in paths if path is not None and str(path) != "-"]
+    named = [Path(path) for path in paths if path is not None and not takes_stdout(path)]
     files = [path for path in named if not is_stream(path)]
     for index, path in enumerate(files):
         if any(os.path.realpath(path) == os.path.realpath(other) for other in files[:index]):
@@ -122,7 +122,7 @@ def emit(
     ``target`` is the value of ``--json``: None prints only the human form, ``-`` only the machine form, a file name
     both. quiet: without the human form, as where another output is ``-`` (:func:`takes_stdout`).
     """
-    if target == "-":
+    if takes_stdout(target):
         write_json(dump_json(value()))
         return
     if target is not None:

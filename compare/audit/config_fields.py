@@ -9,12 +9,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from drafttrace.compare.audit.model_types import PLAIN_TYPES
 from drafttrace.compare.odd_ids import short_value
 
 Check = Callable[[Any], bool]
+
+
+class Misfit(NamedTuple):
+    """A value that SGLang stops at. key: dotted. wrong: the value and why. line: what to write."""
+
+    key: str
+    wrong: str
+    line: str
 
 
 def _whole(value: Any) -> bool:
@@ -118,25 +126,27 @@ _DIVIDED = frozenset({"llama", "gemma2", "gemma3_text", "deepseek_v2", "kimi_vl"
 """Types whose class refuses a hidden size that the heads do not divide."""
 
 
-def misfits(config: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Every field of a config (one part of it) that its class refuses: the key, what is wrong, and what to write."""
+def misfits(config: Mapping[str, Any]) -> Iterator[Misfit]:
+    """Every field of a config (one part of it) that its class refuses."""
     fields = fields_of(config.get("model_type"))
     for key, (fits, null, said) in fields.items():
         if key in config and not (fits(config[key]) or (null and config[key] is None)):
             otherwise = f'write {said} in "{key}", as the training run has it, or drop the key'
-            yield key, f"{short_value(config[key])}, where {said} belongs", _line(key, config[key], otherwise)
+            yield Misfit(
+                key, f"{short_value(config[key])}, where {said} belongs", _line(key, config[key], otherwise)
+            )
     yield from _number_format(config)
     yield from _layer_kinds(config)
     if "use_return_dict" in config:
         said = f"{short_value(config['use_return_dict'])}, where the class has a property that cannot be set"
-        yield "use_return_dict", said, 'drop "use_return_dict", or write "return_dict"'
+        yield Misfit("use_return_dict", said, 'drop "use_return_dict", or write "return_dict"')
     for part in TEXT_PARTS:
         if fields and part in config and config[part] is None:
-            yield part, "null, and SGLang looks for the language model's sizes in it", f'drop "{part}"'
+            yield Misfit(part, "null, and SGLang looks for the language model's sizes in it", f'drop "{part}"')
     heads, hidden = config.get("num_attention_heads"), config.get("hidden_size")
     divided = str(config.get("model_type")) in _DIVIDED
     if divided and type(heads) is int and type(hidden) is int and heads > 0 and hidden % heads:
-        yield (
+        yield Misfit(
             "num_attention_heads",
             f"{heads}, which does not divide the hidden_size of {hidden}",
             "copy num_attention_heads, hidden_size and head_dim from the training run's config",
@@ -165,17 +175,18 @@ def _line(key: str, value: Any, otherwise: str) -> str:
     return otherwise if sure is None else f'"{key}": {json.dumps(sure)}'
 
 
-def _number_format(config: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+def _number_format(config: Mapping[str, Any]) -> Iterator[Misfit]:
     """``dtype`` counts where it is there, and ``torch_dtype`` only without it."""
     key = next((name for name in _FORMATS if config.get(name) is not None), _FORMATS[-1])
     value = config.get(key)
     if value is None or (isinstance(value, str) and value in DTYPES | RARE_DTYPES):
         return
     otherwise = f'"{key}": "bfloat16", or the format that training used'
-    yield key, f"{short_value(value)}, which is no floating-point format of torch", _line(key, value, otherwise)
+    wrong = f"{short_value(value)}, which is no floating-point format of torch"
+    yield Misfit(key, wrong, _line(key, value, otherwise))
 
 
-def _layer_kinds(config: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+def _layer_kinds(config: Mapping[str, Any]) -> Iterator[Misfit]:
     kinds, layers = config.get("layer_types"), config.get("num_hidden_layers")
     if kinds is None or not _whole(layers) or str(config.get("model_type")) not in _LAYERED:
         return
@@ -190,4 +201,4 @@ def _layer_kinds(config: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
             else f"and {short_value(odd[0])} is no kind of attention"
         )
     line = f'write "full_attention" or "sliding_attention" for each layer, {layers} in all, as training had them'
-    yield "layer_types", f"{short_value(kinds)}, {wrong}", line
+    yield Misfit("layer_types", f"{short_value(kinds)}, {wrong}", line)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from drafttrace.compare.audit.config_fields import Misfit
 from drafttrace.tracer.checkpoint import Checkpoint
 
 DEEPSEEKS = frozenset({"deepseek_v3", "kimi_k2"})
@@ -25,11 +26,9 @@ _SHOWN_BY = {
 }
 """The tensor whose first size is the field."""
 
-Misfit = tuple[str, str, str]
-
 
 def deepseek_misfits(config: Mapping[str, Any], weights: Checkpoint | None) -> Iterator[Misfit]:
-    """The fields of a language model's config that its server stops at: the key, what is wrong, and what to write."""
+    """The fields of a language model's config that its server stops at."""
     if str(config.get("model_type")) not in DEEPSEEKS:
         return
     first, layers = config.get("first_k_dense_replace", _FIRST), config.get("num_hidden_layers")
@@ -38,18 +37,20 @@ def deepseek_misfits(config: Mapping[str, Any], weights: Checkpoint | None) -> I
     copied = "as the model's own config has it"
     for key, usual in _REQUIRED.items() if sparse else ():
         if key not in config:
-            yield key, "absent, and SGLang reads it without a default", f'"{key}": {usual}, {copied}.'
+            yield Misfit(key, "absent, and SGLang reads it without a default", f'"{key}": {usual}, {copied}.')
     nulls = ["num_nextn_predict_layers"]
     nulls += ["first_k_dense_replace"] if routed else []
     nulls += ["n_group", "topk_group", "moe_layer_freq"] if sparse else []
     for key in nulls:
         if key in config and config[key] is None:
-            yield key, "null, where SGLang needs a whole number", f'Write a whole number in "{key}", {copied}.'
+            yield Misfit(
+                key, "null, where SGLang needs a whole number", f'Write a whole number in "{key}", {copied}.'
+            )
     for key, default in _DEFAULTS.items():
         stored = None if weights is None or key in config else _stored(weights, _SHOWN_BY[key])
         if stored is not None and stored != default:
             wrong = f"absent, so that SGLang builds {default}, and the checkpoint holds {stored}"
-            yield key, wrong, f'"{key}": {stored}'
+            yield Misfit(key, wrong, f'"{key}": {stored}')
 
 
 def _stored(weights: Checkpoint, pattern: str) -> int | None:

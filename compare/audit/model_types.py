@@ -80,15 +80,11 @@ def knows(model_type: str) -> bool | None:
     return sources is not None and model_type in _own(sources)
 
 
-def refused_in_a_draft(model_type: object, usual: str) -> list[tuple[str, str, str]]:
-    """What is wrong with a type whose class has no place for a draft's sizes: key, what is wrong, what to write.
-
-    usual: the type that drafts of this class are written with.
-    """
+def refused_in_a_draft(model_type: object) -> str | None:
+    """What is wrong with a type whose class has no place for a draft's sizes; None for any other."""
     if not isinstance(model_type, str) or model_type not in NOT_FLAT:
-        return []
-    wrong = f"'{model_type}', whose config class has no place for a draft's sizes at the top level"
-    return [("model_type", wrong, f'"model_type": "{usual}"')]
+        return None
+    return f"'{model_type}', whose config class has no place for a draft's sizes at the top level"
 
 
 def _folder(package: str, inside: str) -> Path | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from drafttrace.compare.audit.config_fields import NO_NULL, RARE_DTYPES, USUAL_FIELDS, misfits
 from drafttrace.compare.audit.model_types import PLAIN_TYPES, WRAPPED_TYPES
-from drafttrace.compare.audit.said_in_vain import garbled_fields
+from drafttrace.compare.audit.said_in_vain import garbled_fields, rope_fields
 from drafttrace.compare.draft_config import DraftConfig
 
 _OBJECTS = frozenset(
@@ -91,11 +91,10 @@ def unusual_target(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _unusual(config: Mapping[str, Any]) -> Iterator[str]:
-    for key, _, _ in misfits(config):
-        yield key
+    yield from (one.key for one in misfits(config))
     if any(isinstance(value := config.get(key), str) and value in RARE_DTYPES for key in ("dtype", "torch_dtype")):
         yield "torch_dtype"
-    rope = {**_fields(config, "rope_scaling"), **_fields(config, "rope_parameters")}
+    rope = rope_fields(config)
     kind = rope.get("rope_type") or rope.get("type") or "default"
     needs = _ROPES.get(str(kind))
     if garbled_fields(config) is not None or (
@@ -126,11 +125,6 @@ def _unusual(config: Mapping[str, Any]) -> Iterator[str]:
 def _divided(hidden: object, heads: object) -> int | None:
     """The channels of a head, half of which turn with the other half."""
     return hidden // heads if isinstance(hidden, int) and isinstance(heads, int) and heads > 0 else None
-
-
-def _fields(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    found = config.get(key)
-    return found if isinstance(found, Mapping) else {}
 
 
 _READ = frozenset(

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from drafttrace.compare.audit.asking_sglang import DRAFT, TARGET, Loads, Refusal, ask
-from drafttrace.compare.audit.config_fields import meant, misfits
+from drafttrace.compare.audit.config_fields import Misfit, meant, misfits
 from drafttrace.compare.audit.installed import installed_version
 from drafttrace.compare.audit.loading_checks import NULL_DEFAULTS, unread, usual_type
 from drafttrace.compare.audit.model_types import SIZED_BY_A_PART, refused_in_a_draft
@@ -23,8 +23,6 @@ from drafttrace.compare.document import join
 from drafttrace.compare.draft_config import DraftConfig
 from drafttrace.compare.odd_ids import short_value
 from drafttrace.compare.result import FAULT, Finding
-
-Misfit = tuple[str, str, str]
 
 
 def ask_where_unusual(subject: Subject) -> tuple[Loads | None, list[str]]:
@@ -128,7 +126,7 @@ def _known_target(config: Mapping[str, Any]) -> list[Misfit]:
     found = list(misfits(config))
     part = next((key for key in TEXT_KEYS if isinstance(config.get(key), Mapping)), None)
     if part is not None:
-        found += [(f"{part}.{key}", wrong, line) for key, wrong, line in misfits(config[part])]
+        found += [one._replace(key=f"{part}.{one.key}") for one in misfits(config[part])]
     return found
 
 
@@ -136,8 +134,10 @@ def _known_draft(draft: DraftConfig) -> list[Misfit]:
     """What the tables say against a draft's config, without what other checks say of it anyway."""
     elsewhere = {"hidden_act", "architectures", *(key for key in NULL_DEFAULTS if draft.raw.get(key) is None)}
     elsewhere |= {finding.evidence["field"] for finding in odd_flags(draft) if finding.severity == FAULT}
-    found = [misfit for misfit in misfits(draft.raw) if misfit[0] not in elsewhere]
-    return found + refused_in_a_draft(draft.raw.get("model_type"), usual_type(draft))
+    found = [misfit for misfit in misfits(draft.raw) if misfit.key not in elsewhere]
+    kind = draft.raw.get("model_type")
+    wrong = refused_in_a_draft(kind)
+    return found if wrong is None else [*found, Misfit("model_type", wrong, f'"model_type": "{usual_type(draft)}"')]
 
 
 def _explained(refusal: Refusal, told: Sequence[Finding]) -> bool:

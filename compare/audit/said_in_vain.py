@@ -28,6 +28,12 @@ def garbled_rope(draft: DraftConfig) -> str | None:
     return garbled_fields(draft.flat)
 
 
+def rope_fields(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of both spellings, the newer one's last."""
+    parts = [config.get(name) for name in _ROPE_FIELDS]
+    return {key: value for part in parts if isinstance(part, Mapping) for key, value in part.items()}
+
+
 def garbled_fields(config: Mapping[str, Any]) -> str | None:
     """:func:`garbled_rope` of any config."""
     for name in _ROPE_FIELDS:

@@ -7,13 +7,14 @@ said beside one.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from drafttrace.compare.audit.asking_sglang import DRAFT, TARGET
+from drafttrace.compare.audit.config_fields import Misfit
 from drafttrace.compare.audit.deepseek_checks import DEEPSEEKS, deepseek_misfits
 from drafttrace.compare.audit.loading_checks import usual_type
 from drafttrace.compare.audit.model_types import quantizations
+from drafttrace.compare.audit.said_in_vain import rope_fields
 from drafttrace.compare.audit.subject import Subject, fault
 from drafttrace.compare.audit.target_config import TEXT_KEYS
 from drafttrace.compare.draft_config import DraftConfig
@@ -27,15 +28,6 @@ _BY_KIND = frozenset({"gemma3_text", "gemma3n_text", "modernbert", "modernbert-d
 _SILU = "silu"
 
 
-@dataclass(frozen=True)
-class Misfit:
-    """A value that no model is built with. key: dotted. wrong: the value and why. line: what to write."""
-
-    key: str
-    wrong: str
-    line: str
-
-
 def start_findings(subject: Subject) -> Iterator[Finding]:
     """Every reason why a server stops between the configs and its first token, for both roles."""
     target, draft = subject.target, subject.draft
@@ -43,11 +35,9 @@ def start_findings(subject: Subject) -> Iterator[Finding]:
     found = [(TARGET, misfit) for misfit in _quantization(target.raw)]
     if str(target.text.get("model_type")) in _BUILT:
         inner = [*_rope(target.text), *_activation(target.text)]
-        found += [(TARGET, Misfit(f"{part}{one.key}", one.wrong, one.line)) for one in inner]
-    found += [
-        (TARGET, Misfit(f"{part}{key}", wrong, line))
-        for key, wrong, line in deepseek_misfits(target.text, subject.target_weights)
-    ]
+        found += [(TARGET, one._replace(key=f"{part}{one.key}")) for one in inner]
+    routed = deepseek_misfits(target.text, subject.target_weights)
+    found += [(TARGET, one._replace(key=f"{part}{one.key}")) for one in routed]
     found += [(DRAFT, misfit) for misfit in (*_quantization(draft.raw), *_rope(draft.raw), *_kinds(draft))]
     for role, misfit in found:
         refusal = subject.loads.refusals[role] if subject.loads is not None else None
@@ -87,15 +77,9 @@ def _quantization(config: Mapping[str, Any]) -> Iterator[Misfit]:
         yield Misfit(key, "of the quant_method 'fp8' without an activation_scheme, which SGLang requires", line)
 
 
-def _scaling(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of both spellings, the newer one's last."""
-    both = (config.get("rope_scaling"), config.get("rope_parameters"))
-    return {key: value for part in both if isinstance(part, Mapping) for key, value in part.items()}
-
-
 def _rope(config: Mapping[str, Any]) -> Iterator[Misfit]:
     """A base that is no number, a kind that only Phi-3's class translates, and factors that are not one per pair."""
-    rope = _scaling(config)
+    rope = rope_fields(config)
     base = rope["rope_theta"] if "rope_theta" in rope else config.get("rope_theta", 10000.0)
     if isinstance(base, bool) or not isinstance(base, (int, float)):
         line = 'Write the "rope_theta" of training; a config without the key means 10000.'

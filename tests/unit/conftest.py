@@ -1,4 +1,4 @@
-"""Marks the unit tests that take seconds: `make test-fast` leaves them out, `make test` runs them.
+"""What unit tests share, and which of them take seconds: `make test-fast` leaves those out, `make test` runs them.
 
 Chosen by CPU time of the whole file (`pytest --durations`), not by how much the tests matter.
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
+from drafttrace.hooks.store import Store
 
 # file -> what it spends its time on
 SLOW = {
@@ -50,3 +52,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent == here and item.path.stem in SLOW:
             item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """An empty trace folder."""
+    made = Store(tmp_path / "traces")
+    made.create()
+    return made

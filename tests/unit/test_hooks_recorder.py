@@ -6,7 +6,6 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,13 +28,6 @@ def facts() -> ModelFacts:
     draft = DraftFacts(hidden=H, hidden_in=SLOTS * H, fc_in=SLOTS * H, fc_out=H, dtype=DType.BF16)
     wiring = {"boundaries": [1, 2, 3], "source": "default"}
     return ModelFacts(N, H, SLOTS, DType.BF16, draft, {"wiring": wiring})
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    made = Store(tmp_path / "traces")
-    made.create()
-    return made
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,13 +19,6 @@ from drafttrace.hooks.store import Store
 from drafttrace.hooks.writer_link import FileApart
 
 PROMPT = [11, 12, 13]
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    made = Store(tmp_path / "traces")
-    made.create()
-    return made
 
 
 @pytest.fixture
@@ -157,6 +149,7 @@ def test_a_process_that_died_is_told_as_from_the_thread(
     pid = recorder.thread.files.pid
     assert pid is not None
     process = recorder.thread.files._process
+    before = store.state("one")
     os.kill(pid, signal.SIGKILL)
     assert process is not None
     process.wait(30)

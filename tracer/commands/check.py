@@ -11,7 +11,7 @@ import typer
 from drafttrace.tracer import output
 from drafttrace.tracer.boundary import parse_wiring
 from drafttrace.tracer.client import Client
-from drafttrace.tracer.commands.common import CAUSE, Quiet, Verbose, examples
+from drafttrace.tracer.commands.common import CAUSE, Json, Markdown, Quiet, Verbose, examples
 from drafttrace.tracer.commands.reading import (
     PANEL,
     Boundaries,
@@ -76,10 +76,8 @@ def check(
         Path | None, typer.Option("--fix", metavar="OUT", help="Write a corrected copy of the draft's config.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an OUT that --fix wrote.")] = False,
-    markdown: Annotated[
-        Path | None, typer.Option("--md", metavar="FILE|-", help="A report to paste into an issue.")
-    ] = None,
-    json_out: Annotated[str | None, typer.Option("--json", metavar="FILE|-", help="The machine form.")] = None,
+    markdown: Markdown = None,
+    json_out: Json = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:

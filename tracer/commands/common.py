@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -36,6 +37,11 @@ Verbose = Annotated[
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 Json = Annotated[str | None, typer.Option("--json", metavar="FILE|-", help="The machine form.")]
+Markdown = Annotated[Path | None, typer.Option("--md", metavar="FILE|-", help="A report to paste into an issue.")]
+Html = Annotated[Path | None, typer.Option("--html", metavar="FILE|-", help="A self-contained page with plots.")]
+Png = Annotated[
+    Path | None, typer.Option("--png", metavar="FILE|-", help="One picture of the plots (needs matplotlib).")
+]
 
 
 def examples(*lines: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from drafttrace.tracer import output
-from drafttrace.tracer.commands.common import CAUSE, Quiet, Verbose, examples
+from drafttrace.tracer.commands.common import CAUSE, Html, Json, Markdown, Png, Quiet, Verbose, examples
 from drafttrace.tracer.commands.reading import (
     PANEL,
     Boundaries,
@@ -19,7 +19,6 @@ from drafttrace.tracer.commands.reading import (
     LastNorm,
     LayerIds,
     MaskName,
-    Png,
     SlotNames,
     TokensName,
     said,
@@ -143,15 +142,9 @@ def diff(
         str | None,
         typer.Argument(metavar="REFERENCE", help="What LEFT should equal. Without it: checks inside one trace."),
     ] = None,
-    json_out: Annotated[
-        str | None, typer.Option("--json", metavar="FILE|-", help="The result, machine form.")
-    ] = None,
-    markdown: Annotated[
-        Path | None, typer.Option("--md", metavar="FILE|-", help="A report to paste into an issue.")
-    ] = None,
-    html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE|-", help="A self-contained page with plots.")
-    ] = None,
+    json_out: Json = None,
+    markdown: Markdown = None,
+    html: Html = None,
     png: Png = None,
     noise: Annotated[
         tuple[str, str] | None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -69,11 +68,6 @@ Boundaries = Annotated[
         help="The boundaries of the slots that --slots names.",
         rich_help_panel=PANEL,
     ),
-]
-
-
-Png = Annotated[
-    Path | None, typer.Option("--png", metavar="FILE|-", help="One picture of the plots (needs matplotlib).")
 ]
 
 

@@ -16,7 +16,7 @@ import typer
 from drafttrace.tracer import output
 from drafttrace.tracer.client import Client, Generated, Health, Prompt, Sampling, move_into_place
 from drafttrace.tracer.commands import asking
-from drafttrace.tracer.commands.common import LIVE, Quiet, Verbose, examples
+from drafttrace.tracer.commands.common import LIVE, Json, Quiet, Verbose, examples
 from drafttrace.tracer.errors import DrafttraceError, OutputExists, ServerProblem
 from drafttrace.tracer.printable import printable
 
@@ -327,7 +327,7 @@ def record(
     keep: asking.Keep = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing trace.")] = False,
     timeout: asking.Timeout = 600.0,
-    json_out: Annotated[str | None, typer.Option("--json", metavar="FILE|-", help="The machine form.")] = None,
+    json_out: Json = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:

@@ -10,7 +10,7 @@ import typer
 
 from drafttrace.tracer import output
 from drafttrace.tracer.boundary import parse_wiring
-from drafttrace.tracer.commands.common import CAUSE, Quiet, Verbose, examples
+from drafttrace.tracer.commands.common import CAUSE, Json, Markdown, Quiet, Verbose, examples
 from drafttrace.tracer.commands.reading import (
     PANEL,
     Boundaries,
@@ -104,10 +104,8 @@ def replay(
     last_norm: LastNorm = None,
     mask: MaskName = None,
     boundaries: Boundaries = None,
-    markdown: Annotated[
-        Path | None, typer.Option("--md", metavar="FILE|-", help="A report to paste into an issue.")
-    ] = None,
-    json_out: Annotated[str | None, typer.Option("--json", metavar="FILE|-", help="The machine form.")] = None,
+    markdown: Markdown = None,
+    json_out: Json = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:

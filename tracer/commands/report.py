@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from drafttrace.tracer import output
-from drafttrace.tracer.commands.common import READ, Quiet, Verbose, examples
+from drafttrace.tracer.commands.common import READ, Html, Json, Markdown, Png, Quiet, Verbose, examples
 from drafttrace.tracer.commands.diff import show, write_reports
-from drafttrace.tracer.commands.reading import Png
 from drafttrace.tracer.errors import DrafttraceError
 
 if TYPE_CHECKING:
@@ -50,16 +49,10 @@ def report(
     threshold: Annotated[
         list[str] | None, typer.Option("--threshold", metavar="NAME=VALUE", help="Judge by this bound. Repeatable.")
     ] = None,
-    markdown: Annotated[
-        Path | None, typer.Option("--md", metavar="FILE|-", help="A report to paste into an issue.")
-    ] = None,
-    html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE|-", help="A self-contained page with plots.")
-    ] = None,
+    markdown: Markdown = None,
+    html: Html = None,
     png: Png = None,
-    json_out: Annotated[
-        str | None, typer.Option("--json", metavar="FILE|-", help="The result, machine form.")
-    ] = None,
+    json_out: Json = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:

@@ -240,6 +240,7 @@ def test_what_sglang_pins_suits_drafttrace() -> None:
 # --- other dependencies --------------------------------------------------------------------------------------------
 
 LOWEST = {"numpy": "1.26.0", "h5py": "3.10.0", "safetensors": "0.4.3", "typer": "0.16.0"}
+EXTRAS = {"matplotlib": "3.8.0", "pandas": "2.1.0", "polars": "1.0.0"}
 
 
 def install(programs: Path, *arguments: str) -> None:
@@ -266,9 +267,12 @@ def alone(request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pytest.
 
 def test_the_oldest_dependencies_are_the_ones_that_the_metadata_name() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    for one in map(Requirement, project["dependencies"]):
+    extras = [
+        text for name, texts in project["optional-dependencies"].items() if name != "cluster" for text in texts
+    ]
+    for one in map(Requirement, [*project["dependencies"], *extras]):
         (specifier,) = one.specifier
-        assert one.name == "torch" or LOWEST[one.name].startswith(specifier.version)
+        assert one.name == "torch" or (LOWEST | EXTRAS)[one.name].startswith(specifier.version)
 
 
 def test_it_runs_on_the_oldest_and_newest_dependencies_without_torch(alone: Path, tmp_path: Path) -> None:
@@ -287,6 +291,32 @@ def test_it_runs_on_the_oldest_and_newest_dependencies_without_torch(alone: Path
     assert "$ drafttrace diff trace.h5 data_0.pt" in re.sub(
         r"\s+", " ", run(alone, "diff", "--help", cwd=tmp_path).stdout
     )
+
+
+EXPORT = """
+import drafttrace
+
+dump = "drafttrace-demo/dump/data_0.pt"
+result = drafttrace.diff("drafttrace-demo/as-trained.h5", dump)
+drafttrace.plots.by_position(result, "rel_l2").savefig("positions.png")
+table = drafttrace.measure("drafttrace-demo/as-trained.h5", dump)
+frames = table.to_pandas(), table.to_polars()
+assert [len(frame) for frame in frames] == [len(table)] * 2 and len(table) > 100
+assert list(frames[0].columns) == list(frames[1].columns)
+assert abs(frames[0]["cosine"].mean() - frames[1]["cosine"].mean()) < 1e-12
+"""
+
+
+def test_the_extras_run_on_their_oldest_and_newest_releases_too(alone: Path, tmp_path: Path) -> None:
+    """Plots, and tables for pandas and polars: the oldest releases were tried by hand once."""
+    lowest = "lowest" in str(alone)
+    install(alone, *(f"{name}=={version}" if lowest else name for name, version in (LOWEST | EXTRAS).items()))
+    assert run(alone, "demo", cwd=tmp_path).returncode == 0
+    done = subprocess.run([alone / "python", "-c", EXPORT], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert (tmp_path / "positions.png").read_bytes().startswith(b"\x89PNG")
+    done = run(alone, "view", "drafttrace-demo/result.json", "--no-browser", "-o", "page.html", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
 
 
 def test_what_needs_torch_says_so_without_it(alone: Path, tmp_path: Path) -> None:

@@ -1,45 +1,150 @@
-"""Rows of one capture that can be no state at all: not finite, or zero everywhere."""
+"""Rows of one capture that can be no state at all: not finite, zero everywhere, or the same row for every token."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from drafttrace.compare.measure import BLOCK_BYTES
-from drafttrace.tracer.capture import Accepted, Capture
+from drafttrace.compare.kernels.blocks import hash_rows
+from drafttrace.compare.measure import BLOCK_BYTES, Bools
+from drafttrace.compare.row_checks import RowChecks, check_rows
+from drafttrace.compare.taps import TARGET, Tap, feeds, taps
+from drafttrace.tracer.capture import Capture, Ints, Phase
 
+NOT_FINITE, ZERO, CONSTANT = "nan-inf", "zero-rows", "constant-rows"
+KINDS = (NOT_FINITE, ZERO, CONSTANT)
+"""What is looked for, by the id of its finding."""
 _MOST = 50
+_FEWEST = 4  # rows, of which more than half have to be alike
+_FEWEST_TOKENS = 3
+_NARROW = 8  # channels below which one value in all of them, or the same few, can be chance
 
 
 @dataclass(frozen=True)
-class BrokenSlot:
-    """One slot's broken rows: how many of ``rows``, and the positions of the first fifty of each kind."""
+class RowPlace:
+    """Where a row stands. round, step: -1 where there is none."""
 
-    slot: int
+    position: int
+    phase: Phase
+    round: int
+    step: int
+    frame: int
+
+
+@dataclass(frozen=True)
+class BrokenTap:
+    """Rows of one kind in one tap: how many of ``rows``, the positions of the first fifty, and the first one computed."""
+
+    tap: Tap
+    kind: str
     rows: int
-    not_finite: int
-    zero: int
-    not_finite_at: tuple[int, ...]
-    zero_at: tuple[int, ...]
+    count: int
+    at: tuple[int, ...]
+    begins: RowPlace
+
+    @property
+    def slot(self) -> int | None:
+        """The slot that it is a state of; see :class:`Tap`."""
+        return self.tap.slot
+
+    def before(self, other: BrokenTap) -> bool:
+        """Whether it was computed first."""
+        mine, theirs = self.begins.frame, other.begins.frame
+        return (mine, self.tap.level) <= (theirs, other.tap.level)
 
 
-def find_broken(capture: Capture) -> tuple[BrokenSlot, ...]:
-    """The slots with broken rows. Rows that the capture does not have, rejected ones and padding do not count."""
-    kept = (capture.table.accepted != Accepted.REJECTED) & capture.in_text(len(capture.table))
+@dataclass(frozen=True)
+class Measured:
+    """What is known of a side's rows from comparing it. rows: those that were compared. sound: the slots (EMBED and LAST
+    too) in which none of these is broken, so that they need not be read again."""
+
+    rows: Ints
+    sound: frozenset[int] = frozenset()
+
+
+def find_broken(capture: Capture, measured: Measured | None = None) -> tuple[BrokenTap, ...]:
+    """Every tap with such rows, those that were computed first coming first.
+
+    measured: where it was compared. Then zeros of a dump count where they were: writers pad with them.
+    """
     found = []
-    for index, slot in enumerate(capture.slots):
-        rows, present = slot.rows, capture.present.get(slot.name)
-        usable = kept[: len(rows)] if present is None else kept[: len(rows)] & present[: len(rows)]
-        bad = np.zeros((2, len(rows)), np.bool_)
-        step = max(16, BLOCK_BYTES // (4 * max(1, rows.width)))
-        for start in range(0, len(rows), step):
-            stop = min(start + step, len(rows))
-            values = rows.floats(start, stop)
-            bad[0, start:stop] = ~np.isfinite(values).all(1)
-            bad[1, start:stop] = ~values.any(1)
-        bad &= usable
-        if bad.any():
-            at = [tuple(int(p) for p in capture.table.position[: len(rows)][kind][:_MOST]) for kind in bad]
-            found.append(BrokenSlot(index, int(usable.sum()), int(bad[0].sum()), int(bad[1].sum()), *at))
-    return tuple(found)
+    for tap in taps(capture):
+        if len(tap.index) == 0:
+            continue
+        if measured is not None and tap.model == TARGET and tap.slot in measured.sound:
+            checks = _not_measured(tap, measured.rows)
+        else:
+            checks = check_rows(tap.rows, tap.index, tap.columns)
+        bad = {NOT_FINITE: _not_finite(tap, checks), ZERO: checks.zero}
+        if measured is not None and not capture.format.startswith("drafttrace.trace"):
+            bad[ZERO] = bad[ZERO] & np.isin(tap.index, measured.rows)
+        if not tap.recycled:  # what a draft step takes up is looked at beside what was left behind
+            bad[CONSTANT] = _constant(tap, checks)
+        found += [_broken(tap, kind, mask) for kind, mask in bad.items() if mask.any()]
+    return tuple(sorted(found, key=lambda one: (one.begins.frame, one.tap.level)))
+
+
+def first_causes(broken: Sequence[BrokenTap], kind: str) -> tuple[BrokenTap, ...]:
+    """Those of one kind that do not follow from another: nothing that they are computed from was broken before."""
+    same = [one for one in broken if one.kind == kind]
+    everywhere = kind == NOT_FINITE
+    return tuple(
+        one
+        for one in same
+        if not any(
+            other is not one and feeds(other.tap, one.tap, everywhere) and other.before(one) for other in same
+        )
+    )
+
+
+def _not_measured(tap: Tap, measured: Ints) -> RowChecks:
+    """The checks of a tap of which the rows ``measured`` are known to be sound: those are not read again."""
+    rest = ~np.isin(tap.index, measured)
+    read = check_rows(tap.rows, tap.index[rest])
+    masks = np.zeros((3, len(tap.index)), np.bool_)
+    masks[:, rest] = (read.not_finite, read.zero, read.flat)
+    return RowChecks(masks[0], masks[1], masks[2], hash_rows(tap.rows, tap.index, BLOCK_BYTES))
+
+
+def _broken(tap: Tap, kind: str, mask: Bools) -> BrokenTap:
+    rows, table = tap.index[mask], tap.table
+    first = int(rows[np.argmin(table.frame[rows])])
+    place = RowPlace(
+        *(int(table.position[first]), Phase(int(table.phase[first]))),
+        *(int(column[first]) for column in (table.round, table.step, table.frame)),
+    )
+    at = tuple(int(p) for p in table.position[rows][:_MOST])
+    return BrokenTap(tap, kind, len(tap.index), len(rows), at, place)
+
+
+def _not_finite(tap: Tap, checks: RowChecks) -> Bools:
+    """A logit of minus infinity is a token that may not be said, unless it is the best one."""
+    if tap.name != "topk_logits" or not checks.not_finite.any():
+        return checks.not_finite
+    mask = checks.not_finite.copy()
+    there = np.flatnonzero(mask)
+    values = tap.rows.take(tap.index[there])
+    values[:, 1:][np.isneginf(values[:, 1:])] = 0
+    mask[there] = ~np.isfinite(values).all(1)
+    return mask
+
+
+def _constant(tap: Tap, checks: RowChecks) -> Bools:
+    """The rows that are one and the same for different tokens, where most are; and rows of one value, likewise."""
+    states = ~(checks.not_finite | checks.zero)
+    none = np.zeros(len(checks), np.bool_)
+    width = len(range(*tap.columns.indices(tap.rows.width)))
+    tokens = tap.table.token_id[tap.index]
+    if states.sum() < _FEWEST or width < _NARROW:
+        return none
+    flat = checks.flat & states
+    if 2 * flat.sum() > states.sum():
+        return np.asarray(flat, np.bool_)
+    keys, counts = np.unique(checks.keys[states], return_counts=True)
+    alike: Bools = states & (checks.keys == keys[np.argmax(counts)])
+    named = tokens[alike]
+    if 2 * alike.sum() <= states.sum() or len(np.unique(named[named >= 0])) < _FEWEST_TOKENS:
+        return none
+    return alike

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from drafttrace import __version__
 from drafttrace.compare import assemble
 from drafttrace.compare.acceptance import Expected, acceptance_of
 from drafttrace.compare.align import Alignment, plan
+from drafttrace.compare.broken import Measured, find_broken
 from drafttrace.compare.copies import look_for_copies, row_maps
 from drafttrace.compare.facts import CopyFacts, Facts, RowFacts, layers_of
 from drafttrace.compare.findings import diagnose
@@ -207,7 +210,7 @@ def _judged(slots: Iterable[MeasuredSlot], location: Location, judging: _Judging
 
 def _finish(work: _Work, judging: _Judging) -> Result:
     left, reference, location = work.left, work.reference, work.location
-    inside = look_inside(left, alone=work.reference is None)
+    inside = look_inside(left, _measured(work, "left") if reference is not None else None)
     facts = Facts(
         left=left,
         reference=reference,
@@ -236,6 +239,7 @@ def _finish(work: _Work, judging: _Judging) -> Result:
         acceptance=acceptance_of(left, reference, judging.expected, inside.fc_state, judging.vocabulary()),
         rope=judging.rope() if work.slots and all(s.verdict != MISMATCH for s in work.slots) else None,
         decode=judging.decode,
+        broken_reference=find_broken(reference, _measured(work, "reference")) if reference is not None else (),
     )
     compared = _was_compared(work, facts)
     findings = diagnose(facts, compared)
@@ -261,6 +265,25 @@ def _finish(work: _Work, judging: _Judging) -> Result:
         configs=assemble.configs_of(left, reference),
         tool_version=__version__,
     )
+
+
+def _measured(work: _Work, side: str) -> Measured:
+    """The rows of one side that were compared, and the slots in which none of them is broken."""
+    alignment, capture = work.alignment, work.left if side == "left" else work.reference
+    if alignment is None or capture is None:
+        return Measured(np.empty(0, np.int64))
+    results = {slot.slot: slot for slot in (*work.slots, *work.others)}
+    # A boundary of the sweep may stand in for the last state.
+    held = {*(s.name for s in capture.slots), "embed", capture.last.name if capture.last is not None else ""}
+    sound = frozenset(
+        odd.slot
+        for odd in (*work.odd, *work.odd_beside)
+        if not getattr(odd, f"zero_{side}")
+        and not getattr(odd, f"nan_{side}")
+        and not results[odd.slot].constant_rows
+        and getattr(results[odd.slot], side) in held
+    )
+    return Measured(alignment.left_rows if side == "left" else alignment.reference_rows, sound)
 
 
 def _norm_weights(left: Capture, location: Location | None, read: NormWeights) -> Mapping[str, Doubles]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from drafttrace.compare.align import Alignment
+from drafttrace.compare.broken import BrokenTap
 from drafttrace.compare.hypotheses import Doubles, Fit
 from drafttrace.compare.inside import InsideFacts
 from drafttrace.compare.locate import Distance, Located
@@ -104,7 +105,8 @@ class Facts:
     left side's rows before and after it show it, None where they do not. norm_weights: the norm weights of the served
     models by name, read where a fitted gain asks for them. rope: the draft replayed with the target's rope base, where its
     config gives another one and the slots are right. rows, other_rows: of the slots, and of the embedding and
-    the last state.
+    the last state. broken_reference: taps of the reference with rows that can be no state; of the left side ``inside``
+    tells.
     """
 
     left: Capture
@@ -134,6 +136,7 @@ class Facts:
     acceptance: Acceptance
     rope: RopeTrial | None
     decode: Callable[[int], str] | None
+    broken_reference: tuple[BrokenTap, ...] = ()
 
     @property
     def layers(self) -> int | None:

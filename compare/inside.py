@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from drafttrace.compare.about import config_number
-from drafttrace.compare.broken import BrokenSlot, find_broken
+from drafttrace.compare.broken import CONSTANT, BrokenTap, Measured, find_broken
 from drafttrace.compare.hypotheses import Fit, explain, normed, usable
 from drafttrace.compare.measure import Bools
 from drafttrace.tracer.capture import Accepted, Capture, DraftRows, Ints, Phase, RowTable
@@ -88,7 +88,7 @@ class InsideFacts:
     fc_in: per slot; empty where the draft's fc input was not recorded. fc_ran: False where the draft was seen but
     fc's input never was, None where no draft was recorded. norm_configured: the draft config asks for a norm before
     fc. seams: see :class:`Seam`. embed_equal: share of rows where the draft's embedding equals the target's for the
-    same token, None where not comparable. broken: slots with rows that can be no state.
+    same token, None where not comparable. broken: taps with rows that can be no state.
     """
 
     fc_in: tuple[FcSlot, ...] = ()
@@ -98,7 +98,11 @@ class InsideFacts:
     embed_equal: float | None = None
     recycled: Recycled | None = None
     vocab: VocabMap | None = None
-    broken: tuple[BrokenSlot, ...] = ()
+    broken: tuple[BrokenTap, ...] = ()
+
+    def alike(self, *names: str) -> frozenset[int | None]:
+        """The slots (None for a tensor of none) of the taps of these names whose rows are all one."""
+        return frozenset(b.slot for b in self.broken if b.kind == CONSTANT and b.tap.name.split("/")[0] in names)
 
     @property
     def fc_state(self) -> str:
@@ -112,10 +116,10 @@ class InsideFacts:
         return "differs"
 
 
-def look_inside(trace: Capture, alone: bool = False) -> InsideFacts:
-    """All checks of one trace that need no reference. alone: there is none, so that broken rows are looked for here."""
+def look_inside(trace: Capture, measured: Measured | None = None) -> InsideFacts:
+    """All checks of one trace that need no reference. measured: what is known from comparing it with one."""
     draft = trace.draft
-    broken = find_broken(trace) if alone else ()
+    broken = find_broken(trace, measured)
     norm = _norm_configured(trace.about.get("draft_config"))
     if draft is None or len(draft.table) == 0:
         return InsideFacts(fc_ran=_fc_fired(trace), norm_configured=norm, broken=broken)
@@ -204,6 +208,10 @@ def pair_draft_rows(trace: Capture, draft: DraftRows) -> tuple[Ints, Ints]:
 
 
 def _fc_slot(index: int, values: Floats, aux: list[Floats], phases: Ints, positions: Ints) -> FcSlot:
+    states = is_state(values) & is_state(aux[index])  # rows that can be no state are told as such
+    if not states.all():
+        values, aux = values[states], [rows[states] for rows in aux]
+        phases, positions = phases[states], positions[states]
     equal = same_rows(values, aux[index])
     by_phase = {
         Phase(int(p)).name.lower(): (int(equal[phases == p].sum()), int((phases == p).sum()))
@@ -248,6 +256,11 @@ def _shift(values: Floats, aux: Floats, positions: Ints, differing: Ints) -> int
         if same_rows(values[ours], aux[theirs]).mean() >= 0.9:
             return d
     return None
+
+
+def is_state(rows: Floats) -> Bools:
+    """Rows that can be a state: finite, and not zero everywhere."""
+    return np.asarray(np.isfinite(rows).all(1) & rows.any(1), np.bool_)
 
 
 def same_rows(x: Floats, y: Floats) -> np.ndarray:
@@ -302,7 +315,9 @@ def _embed_equal(trace: Capture, draft: DraftRows) -> float | None:
     if not kept:
         return None
     ours, theirs = np.array(kept, np.int64).T
-    return float(same_rows(rows.take(ours), trace.embed.rows.take(theirs)).mean())
+    x, y = rows.take(ours), trace.embed.rows.take(theirs)
+    states = is_state(x) & is_state(y)
+    return float(same_rows(x[states], y[states]).mean()) if states.any() else None
 
 
 def _recycled(draft: DraftRows) -> Recycled | None:
@@ -323,6 +338,12 @@ def _recycled(draft: DraftRows) -> Recycled | None:
         return None
     x = taken.take(np.array(taken_rows))[:, :width]
     candidates = [left.take(np.array(group)) for group in sources]
+    sound = [bool(is_state(r[None]).all() and is_state(g).all()) for r, g in zip(x, candidates, strict=True)]
+    if not any(sound):
+        return None
+    x, taken_rows = x[sound], [row for row, ok in zip(taken_rows, sound, strict=True) if ok]
+    sources = [group for group, ok in zip(sources, sound, strict=True) if ok]
+    candidates = [group for group, ok in zip(candidates, sound, strict=True) if ok]
     equal = np.array(
         [bool(same_rows(np.repeat(r[None], len(g), 0), g).any()) for r, g in zip(x, candidates, strict=True)]
     )

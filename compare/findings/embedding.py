@@ -13,7 +13,12 @@ from drafttrace.compare.result import Finding
 def find(facts: Facts) -> Iterator[Finding]:
     """Rows that are not their token's. A draft with an embedding of its own agrees nowhere; that is no fault."""
     share = facts.inside.embed_equal
-    if share is None or share in (0.0, 1.0) or "embed" in facts.left.present:
+    if (
+        share is None
+        or share in (0.0, 1.0)
+        or "embed" in facts.left.present
+        or facts.inside.alike("embed", "embed_in")
+    ):
         return
     yield finding(
         "stale-rows",

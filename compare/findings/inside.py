@@ -69,43 +69,11 @@ register(
 @finder(turn=60, unpaired=True)
 def find(facts: Facts) -> Iterator[Finding]:
     """Findings inside the left trace."""
-    yield from _broken(facts)
     yield from _fc_not_called(facts)
     yield from _fc_in(facts)
     yield from _recycled(facts)
     yield from _vocab_map(facts)
     yield from _position_seam(facts)
-
-
-def _broken(facts: Facts) -> Iterator[Finding]:
-    """Rows that can be no state. Beside a reference both sides are measured, and said elsewhere."""
-    for name, text, count, at, remedy in (
-        (
-            "nan-inf",
-            "not finite",
-            "not_finite",
-            "not_finite_at",
-            "Find the first layer that overflows: look where NaN starts in the layer sweep.",
-        ),
-        (
-            "zero-rows",
-            "zero",
-            "zero",
-            "zero_at",
-            "A buffer was handed over before it was filled, or the rows were never computed: compare eager with graphs.",
-        ),
-    ):
-        bad = [b for b in facts.inside.broken if getattr(b, count)]
-        if bad:
-            yield finding(
-                name,
-                f"{max(getattr(b, count) for b in bad)} of {bad[0].rows} rows in {name_slots([b.slot for b in bad])} are "
-                f"{text} (first: position {min(getattr(bad[0], at))}).",
-                slots=[b.slot for b in bad],
-                confidence=0.99,
-                evidence={str(b.slot): {"rows": getattr(b, count), "positions": list(getattr(b, at))} for b in bad},
-                remedy=remedy,
-            )
 
 
 def _fc_not_called(facts: Facts) -> Iterator[Finding]:
@@ -141,7 +109,8 @@ def _fc_in(facts: Facts) -> Iterator[Finding]:
         return
     # Rows that were read from the padding are told as such.
     leaked = max((leak.count for leak in facts.copies.leaks if leak.tap in {"hidden_in", "fc_in"}), default=0)
-    bad = [s for s in inside.fc_in if s.rows - s.equal > leaked]
+    flat = inside.alike("aux", "hidden_in", "fc_in")  # told as constant-rows
+    bad = [s for s in inside.fc_in if s.rows - s.equal > leaked and s.slot not in flat]
     shifted = [s for s in bad if s.shift is not None]
     if shifted and len(shifted) == len(bad):
         yield _shifted(shifted)
@@ -251,7 +220,7 @@ def _seam_fault(seam: Seam) -> bool:
 def _recycled(facts: Facts) -> Iterator[Finding]:
     """The state between two draft steps: handed on unchanged, or through a norm that only one side has."""
     recycled = facts.inside.recycled
-    if recycled is None or recycled.equal == recycled.rows:
+    if recycled is None or recycled.equal == recycled.rows or facts.inside.alike("hidden_out"):
         return
     fit = recycled.fits[0] if recycled.fits and recycled.fits[0].residual < 0.1 else None
     evidence = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import dump_layouts
 import numpy as np
@@ -26,7 +27,7 @@ def trace(slot: int = 0, rows: tuple[int, ...] = (), value: float = 0.0) -> Capt
     return replace(left, slots=tuple(slots), probes=(Probe("aux/0", 2, 2, 9, 0),))
 
 
-def faults(left: Capture) -> list[tuple[str, tuple[int, ...], dict[str, object]]]:
+def faults(left: Capture) -> list[tuple[str, tuple[int, ...], dict[str, Any]]]:
     return [(f.id, f.slots, dict(f.evidence)) for f in diff(left, None).findings if f.severity == FAULT]
 
 
@@ -39,8 +40,11 @@ def test_a_slot_of_zeros_is_named_without_a_reference() -> None:
 
 
 def test_one_row_that_is_not_finite_is_named_without_a_reference() -> None:
-    found = faults(trace(2, (7,), np.nan))
-    assert found == [("nan-inf", (2,), {"2": {"rows": 1, "positions": [7]}})]
+    [(name, slots, evidence)] = faults(trace(2, (7,), np.nan))
+    assert (name, slots) == ("nan-inf", (2,))
+    [begins] = evidence.pop("begins")
+    assert (begins["tap"], begins["position"], begins["phase"]) == ("aux/2", 7, "prefill")
+    assert evidence == {"2": {"rows": 1, "positions": [7]}, "follows": []}
     assert faults(trace(1, (9,), np.inf))[0][0] == "nan-inf"
 
 
@@ -65,4 +69,4 @@ def test_the_padded_tail_of_a_dump_is_no_fault(layout: str, tmp_path: Path) -> N
     held = dump.slots[0].rows.floats().copy()
     held[4] = 0
     broken = replace(dump, slots=(replace(dump.slots[0], rows=bf16(held)), *dump.slots[1:]))
-    assert [(one.rows, one.zero_at) for one in find_broken(broken)] == [(dump.valid_length, (4,))]
+    assert [(one.kind, one.rows, one.at) for one in find_broken(broken)] == [("zero-rows", dump.valid_length, (4,))]

@@ -569,7 +569,7 @@ def test_a_state_that_the_draft_does_not_hand_on_is_seen() -> None:
     )
 
     def draft(taken: np.ndarray) -> DraftRows:
-        hidden_in, hidden_out = np.zeros((2, count, 192), np.float32)
+        hidden_in, hidden_out = np.random.default_rng(1).standard_normal((2, count, 192)).astype(np.float32)
         hidden_out[0::2, :64] = raw
         hidden_in[1::2, :64] = taken
         tensors = {"hidden_in": bf16(hidden_in), "hidden_out": bf16(hidden_out[:, :64])}

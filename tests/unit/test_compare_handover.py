@@ -68,7 +68,7 @@ def steps(left: Capture, stale: bool) -> Capture:
     rounds, per = 8, 4
     count = rounds * per
     out = rng.standard_normal((count, WIDTH)).astype(np.float32)
-    taken = np.zeros((count, WIDTH), np.float32)
+    taken = rng.standard_normal((count, WIDTH)).astype(np.float32)
     for row in range(count):
         if row % per:
             source = row - 1

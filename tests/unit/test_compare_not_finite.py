@@ -81,5 +81,7 @@ def test_one_broken_row_of_the_last_state_is_named(value: float, name: str) -> N
     result = diff(served(WORLD, WIRING), replace(dump, last=replace(dump.last, rows=bf16(rows))))
     found = next(f for f in result.findings if f.id == name)
     assert found.summary.startswith("1 row in the last state is ") and "(reference)" in found.summary
-    assert found.slots == () and found.evidence == {"last": {"left": 0, "reference": 1}}
+    assert found.slots == () and found.evidence["last"] == {"left": 0, "reference": 1}
+    begins = [(one["side"], one["tap"], one["position"]) for one in found.evidence["begins"]]
+    assert begins == [("reference", dump.last.name, 20)] and found.evidence["follows"] == []
     assert (result.verdict, result.exit_code) == ("mismatch", 1)

@@ -113,7 +113,14 @@ def acceptance_of(
         counted_rounds=counted.count,
         at_most=counted.at_most if counted.count else None,
         outside=coverage.outside(answer, vocabulary) if vocabulary is not None and answer else None,
+        steps=draft_steps(left),
+        between_traces=reference is not None and all(is_trace(side) for side in (left, reference)),
     )
+
+
+def is_trace(capture: Capture) -> bool:
+    """Whether a capture is a recording of a server, and not what training stored."""
+    return capture.format.startswith("drafttrace.trace")
 
 
 def _declared(capture: Capture | None, source: str) -> Expected | None:

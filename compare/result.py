@@ -236,7 +236,8 @@ class Acceptance:
     prompt was a finished text, whose continuation nothing was trained on. outside: the share of the answer's tokens that
     the draft's vocabulary lacks, None where the draft is not at hand. counted_rounds: the rounds that say something about
     the draft, those whose next token it could say (all of them where ``outside`` is None). at_most: the accept length
-    that those rounds do not rule out (95 %).
+    that those rounds do not rule out (95 %). steps: tokens that the server drafts in a round, None where it does not say.
+    between_traces: both sides are traces, so that what they agree in need not be what the draft was trained on.
     """
 
     observed: float | None
@@ -250,6 +251,8 @@ class Acceptance:
     counted_rounds: int = 0
     at_most: float | None = None
     outside: float | None = None
+    steps: int | None = None
+    between_traces: bool = False
 
 
 @dataclass(frozen=True)

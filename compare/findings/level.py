@@ -11,6 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from drafttrace.compare.acceptance import judged_low, low_limit
+from drafttrace.compare.findings.accept_lengths import (
+    LOOK_NEXT,
+    ONLY_A_DUMP,
+    accept_notes,
+    acceptance_hint,
+    both_agree,
+)
 from drafttrace.compare.findings.base import finding, name_slots
 from drafttrace.compare.outliers import outlier_positions
 from drafttrace.compare.result import FAULT, NOTE, Acceptance, Finding, SlotResult
@@ -59,10 +66,6 @@ register(
     ),
 )
 
-_CURVE = (
-    "Look next at the draft's weights (lm_head), its vocabulary map d2t, rope and positions: `drafttrace check --target "
-    "DIR --draft DIR` reads them, `drafttrace replay` computes the accept length that this capture should have had."
-)
 _UNCOVERED = 0.05  # a smaller share of tokens outside the draft's vocabulary is not worth a word
 _NAMES = {-1: "The last state", -2: "The embedding"}
 
@@ -155,23 +158,28 @@ def conclusion(ending: Ending, found: Sequence[Finding], verdict_without: str) -
         "normed": "fc received the target's states through the norm that its config asks for",
     }.get(acceptance.fc_in, "what fc received was not recorded")
     low, shown = judged_low(acceptance, ending.thresholds)
+    notes = () if low else tuple(accept_notes(acceptance))
     if ending.alone:
-        return (_alone(acceptance, consumed, low), *_uncovered(acceptance))
+        return (_alone(acceptance, consumed, low), *notes, *_uncovered(acceptance))
     if not ending.slots:
         return (_without_slots(ending, verdict_without), *_uncovered(acceptance))
     if low and acceptance.fc_in in {"equal", "normed", "unknown"}:
         told = _downstream(ending, consumed) if shown else _hardly_shown(ending, consumed)
         return (told, *_uncovered(acceptance))
+    head = "No fault is shown" if notes else "Nothing is wrong"
+    head = "Both sides agree" if acceptance.between_traces else head
     return (
+        *notes,
         finding(
             "none",
-            f"Nothing is wrong: all slots match, and {consumed}{_observed(acceptance)}.",
+            f"{head}: all slots match, and {consumed}{_observed(acceptance)}.",
             slots=range(ending.slots),
             confidence=0.95,
             evidence=_evidence(acceptance),
-            remedy=_expect(acceptance)
+            remedy=(f"{ONLY_A_DUMP} " if acceptance.between_traces else "")
+            + _expect(acceptance)
             + "If the accept length is too low all the same, the fault is downstream of fc. "
-            + _CURVE,
+            + LOOK_NEXT,
             severity=NOTE,
         ),
         *_uncovered(acceptance),
@@ -226,6 +234,8 @@ def _evidence(acceptance: Acceptance) -> dict[str, object]:
 def _downstream(ending: Ending, consumed: str) -> Finding:
     acceptance = ending.acceptance
     limit = low_limit(acceptance, ending.thresholds)
+    if acceptance.between_traces:
+        return both_agree(acceptance, consumed, limit, _evidence(acceptance))
     expected = f" where {acceptance.expected:.2f} is expected" if acceptance.expected is not None else ""
     return finding(
         "downstream",
@@ -233,7 +243,7 @@ def _downstream(ending: Ending, consumed: str) -> Finding:
         f"{acceptance.observed:.2f}{expected} (too low below {limit:.2f}).",
         confidence=0.8 if acceptance.fc_in != "unknown" else 0.5,
         evidence={**_evidence(acceptance), "too_low_below": limit},
-        remedy=f"{acceptance_hint(acceptance)} {_CURVE}",
+        remedy=f"{acceptance_hint(acceptance)} {LOOK_NEXT}",
         by_level=True,
     )
 
@@ -286,30 +296,6 @@ def _alone(acceptance: Acceptance, consumed: str, low: bool) -> Finding:
         remedy="Compare with the training dump: drafttrace diff TRACE DUMP."
         + (f" {acceptance_hint(acceptance)}" if low else ""),
         severity=NOTE,
-    )
-
-
-def acceptance_hint(acceptance: Acceptance) -> str:
-    """What the acceptance curve alone points at; a hint, not a verdict."""
-    curve = acceptance.curve
-    if acceptance.observed == 1:
-        return (
-            "Not one draft token was accepted: that points at weights that were never loaded, a wrong vocabulary map, NaN "
-            "in the draft, or a draft that reads an empty cache."
-        )
-    if len(curve) >= 2 and curve[0] > 0.5 and min(curve[1:]) < 0.5 * curve[0]:
-        place = next(i for i, share in enumerate(curve) if share < 0.5 * curve[0]) + 1
-        return (
-            f"The first draft token is fine ({curve[0]:.0%} accepted) and number {place} is not ({curve[place - 1]:.0%}): "
-            "look at the state that the draft recycles (its norm), at the draft's positions and at its KV cache."
-        )
-    if curve and curve[0] <= 0.5:
-        return (
-            f"Already the first draft token is mostly rejected ({curve[0]:.0%} accepted): look at the draft's weights, its "
-            "vocabulary map and its rope."
-        )
-    return (
-        "Acceptance falls evenly from token to token: look at the draft's weights and at how well it was trained."
     )
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from drafttrace.compare.align import Alignment
-from drafttrace.compare.describe import groups, outlier_rows, series, summary_stats, worst_rows
+from drafttrace.compare.describe import groups, outlier_rows, part_rows, series, summary_stats, worst_rows
 from drafttrace.compare.facts import VALUE, StreamFacts
-from drafttrace.compare.judge import judge_slot
+from drafttrace.compare.judge import judge_slot, limits_of
 from drafttrace.compare.locate import Distance
 from drafttrace.compare.measure import duplicate_rows
 from drafttrace.compare.measured import LAST, MeasuredSlot
@@ -25,6 +26,7 @@ from drafttrace.compare.result import (
     Skipped,
     SlotResult,
 )
+from drafttrace.compare.rowparts import find_parts
 from drafttrace.compare.sample import Stream
 from drafttrace.compare.streams import Location
 from drafttrace.compare.thresholds import Noise, Thresholds
@@ -112,7 +114,8 @@ def slot_result(
         best_match=_best_match(location, ours, left.name),
         **summary_stats(rows),  # type: ignore[arg-type]
     )
-    return judge_slot(made, thresholds)
+    found = find_parts(part_rows(rows, ids, thresholds), limits_of(made, thresholds), thresholds)
+    return judge_slot(replace(made, parts=tuple(one.part for one in found)), thresholds)
 
 
 def _places(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from drafttrace.compare.facts import CopyFacts, RowFacts
+from drafttrace.compare.facts import CopyFacts, PartFacts, RowFacts
 from drafttrace.compare.judge import MATCH
 from drafttrace.compare.locate import Distance
 from drafttrace.compare.measured import MeasuredSlot
@@ -13,7 +13,7 @@ from drafttrace.compare.repeats import find_borrowed, find_repeats
 from drafttrace.compare.result import SlotResult
 from drafttrace.compare.rowblocks import RowMap
 from drafttrace.compare.rowmap import find_row_map
-from drafttrace.tracer.capture import Capture
+from drafttrace.tracer.capture import Capture, Ints
 
 
 def look_for_copies(
@@ -40,12 +40,19 @@ def row_maps(
     judged: Iterable[SlotResult],
     cross: Mapping[str, Mapping[str, Distance]],
     near: float,
+    parts: Iterable[PartFacts] = (),
 ) -> tuple[RowMap, ...]:
     """Which rows of the reference the deviating rows of every slot are, for the slots that have some.
 
     cross: distances by left and reference name. A slot that is nearer than ``near`` to another state of the reference,
-    row by row, has its rows in their places; looking for them would read the whole pass again.
+    row by row, has its rows in their places; looking for them would read the whole pass again. parts: the rows of a slot
+    that differ while the others do not, looked for among all of its rows where they are not known otherwise.
     """
+    wanted: dict[int, list[Ints]] = {}
+    for part in parts:
+        known = part.left.explanation or part.reference.explanation or part.left.boundary != part.reference.boundary
+        if not known:
+            wanted.setdefault(part.slot, []).append(part.left_rows)
     verdicts = {slot.slot: slot for slot in judged}
 
     def is_another(slot: MeasuredSlot) -> bool:
@@ -53,7 +60,7 @@ def row_maps(
         return any(name != slot.reference.name and found.rel_l2 < near for name, found in line.items())
 
     maps = [
-        find_row_map(slot, left, rank_count(left))
+        find_row_map(slot, left, rank_count(left), wanted.get(slot.index, ()))
         for slot in measured
         if slot.index >= 0
         and (verdicts[slot.index].verdict != MATCH or verdicts[slot.index].outlier_rows)

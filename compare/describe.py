@@ -11,6 +11,7 @@ from drafttrace.compare.align import Alignment
 from drafttrace.compare.measure import Bools, Doubles, RowMeasures, median, stats
 from drafttrace.compare.outliers import ordinary, outliers
 from drafttrace.compare.result import Group, Series, WorstRow
+from drafttrace.compare.rowparts import PartRows, odd_rows, plain_rows
 from drafttrace.compare.thresholds import Thresholds
 from drafttrace.tracer.capture import Accepted, Capture, Ints, Phase
 
@@ -86,6 +87,20 @@ def _norms(rows: RowMeasures) -> tuple[Doubles, Doubles]:
     """The norms of both sides, NaN for rows with a channel that is not finite."""
     return np.where(rows.nan_left, np.nan, rows.norm_left), np.where(
         rows.nan_reference, np.nan, rows.norm_reference
+    )
+
+
+def part_rows(rows: RowMeasures, ids: RowIds, thresholds: Thresholds) -> PartRows:
+    """The rows as they are looked through for parts that differ."""
+    norms = _norms(rows)
+    return PartRows(
+        position=ids.position,
+        phase=ids.phase,
+        names={int(phase): phase_name(int(phase)) for phase in np.unique(ids.phase)},
+        rel_l2=rows.rel_l2,
+        plain=plain_rows(*norms, rows.rel_l2),
+        odd=odd_rows(rows.cosine, rows.cosine_trimmed, rows.rel_l2, *norms, thresholds),
+        weight=np.ones(len(rows)),
     )
 
 

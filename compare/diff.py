@@ -13,7 +13,7 @@ from drafttrace.compare.acceptance import Expected, acceptance_of
 from drafttrace.compare.align import Alignment, plan
 from drafttrace.compare.broken import Measured, find_broken
 from drafttrace.compare.copies import look_for_copies, row_maps
-from drafttrace.compare.facts import CopyFacts, Facts, RowFacts, layers_of
+from drafttrace.compare.facts import CopyFacts, Facts, PartFacts, RowFacts, layers_of
 from drafttrace.compare.findings import diagnose
 from drafttrace.compare.findings.tokens import first_difference
 from drafttrace.compare.hypotheses import PER_CHANNEL, Doubles
@@ -22,6 +22,7 @@ from drafttrace.compare.judge import MISMATCH, counted, overall, summary_of
 from drafttrace.compare.masks import find_mask_shifts
 from drafttrace.compare.measured import MeasuredSlot, measured_others, measured_slots
 from drafttrace.compare.oddrows import row_facts
+from drafttrace.compare.partfits import fit_parts
 from drafttrace.compare.ranks import RankFacts, RankRows, compare_hashes, find_partial_sum
 from drafttrace.compare.result import EXIT_CODES, Result, SlotResult
 from drafttrace.compare.rope_facts import RopeTrial
@@ -82,7 +83,12 @@ def diff(
     measured = tuple(measured_slots(left, sides, alignment, location))
     slots = tuple(_judged(measured, location, judging))
     odd = tuple(row_facts(slot, thresholds) for slot in measured)
-    maps = row_maps(left, measured, slots, location.cross, thresholds.match)
+    parts = tuple(
+        one
+        for slot, judged in zip(measured, slots, strict=True)
+        for one in fit_parts(slot, judged, location, sides, thresholds)
+    )
+    maps = row_maps(left, measured, slots, location.cross, thresholds.match, parts)
     del measured  # some 60 bytes a row and slot, before the last state's come
     beside = tuple(measured_others(left, reference, sides, alignment, location))
     further = tuple(_judged(beside, location, judging))
@@ -99,6 +105,7 @@ def diff(
         others=further,
         odd=odd,
         odd_beside=odd_beside,
+        parts=parts,
         wirings=wirings(location, layers_of(left, reference)),
         ranks=replace(between, partial=partial),
     )
@@ -153,6 +160,7 @@ class _Work:
     others: tuple[SlotResult, ...] = ()
     odd: tuple[RowFacts, ...] = ()
     odd_beside: tuple[RowFacts, ...] = ()
+    parts: tuple[PartFacts, ...] = ()
     wirings: Wirings = NO_WIRINGS
     ranks: RankFacts = NO_RANKS
 
@@ -239,6 +247,7 @@ def _finish(work: _Work, judging: _Judging) -> Result:
         acceptance=acceptance_of(left, reference, judging.expected, inside.fc_state, judging.vocabulary()),
         rope=judging.rope() if work.slots and all(s.verdict != MISMATCH for s in work.slots) else None,
         decode=judging.decode,
+        parts=work.parts,
         broken_reference=find_broken(reference, _measured(work, "reference")) if reference is not None else (),
     )
     compared = _was_compared(work, facts)

@@ -129,7 +129,8 @@ def _explanation(
                     plain = min(plain, fit.residual)
                 elif fit.residual < _LIMIT.get(fit.name, _MOST_LEFT) and (not broken or fit.name == "bytes"):
                     found.append((fit.score, stream, fit))
-        if plain < _NEAR and not broken:  # neither a rotation nor misread bytes leave a state near where it was
+        # Neither a rotation nor misread bytes leave a state near where it was, or a simple function of it.
+        if (plain < _NEAR or found) and not broken:
             break
     if not found:
         return None

@@ -16,7 +16,7 @@ from drafttrace.compare.masks import MaskShift
 from drafttrace.compare.padding import Leak
 from drafttrace.compare.ranks import RankFacts
 from drafttrace.compare.repeats import Borrowed, Repeat
-from drafttrace.compare.result import Acceptance, SlotResult
+from drafttrace.compare.result import Acceptance, RowPart, SlotResult
 from drafttrace.compare.rope_facts import RopeTrial
 from drafttrace.compare.rowblocks import RowMap
 from drafttrace.compare.thresholds import Noise, Thresholds
@@ -74,6 +74,24 @@ class RowFacts:
 
 
 @dataclass(frozen=True)
+class PartFacts:
+    """Rows of one slot that differ while its others do not, and what they are on each side.
+
+    left, reference: as for a whole slot, from these rows alone. is_left, is_reference: the slot of the other side whose
+    rows they are, though it is not their own. positions, left_rows: ``[m]``.
+    """
+
+    slot: int
+    part: RowPart
+    left: StreamFacts
+    reference: StreamFacts
+    is_left: int | None
+    is_reference: int | None
+    positions: Ints = field(compare=False)
+    left_rows: Ints = field(compare=False)
+
+
+@dataclass(frozen=True)
 class CopyFacts:
     """Rows that stand where another row belongs.
 
@@ -105,8 +123,8 @@ class Facts:
     left side's rows before and after it show it, None where they do not. norm_weights: the norm weights of the served
     models by name, read where a fitted gain asks for them. rope: the draft replayed with the target's rope base, where its
     config gives another one and the slots are right. rows, other_rows: of the slots, and of the embedding and
-    the last state. broken_reference: taps of the reference with rows that can be no state; of the left side ``inside``
-    tells.
+    the last state. parts: rows of slots that differ while the others do not. broken_reference: taps of the reference with
+    rows that can be no state; of the left side ``inside`` tells.
     """
 
     left: Capture
@@ -136,6 +154,7 @@ class Facts:
     acceptance: Acceptance
     rope: RopeTrial | None
     decode: Callable[[int], str] | None
+    parts: tuple[PartFacts, ...] = ()
     broken_reference: tuple[BrokenTap, ...] = ()
 
     @property

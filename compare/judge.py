@@ -33,7 +33,8 @@ def limits_of(slot: SlotResult, thresholds: Thresholds) -> Limits:
 def judge_slot(slot: SlotResult, thresholds: Thresholds) -> SlotResult:
     """The slot with its verdict and what it was judged against.
 
-    Only distances count here; which boundary a slot is, or which rows are odd, is said by findings.
+    Only distances count here: the median over all rows, and that of the rows which differ while the others do not
+    (``parts``). Which boundary a slot is, or which rows are odd, is said by findings.
     """
     limits = limits_of(slot, thresholds)
     rel = slot.rel_l2.p50
@@ -45,7 +46,10 @@ def judge_slot(slot: SlotResult, thresholds: Thresholds) -> SlotResult:
         verdict = NOISE
     else:
         verdict = MATCH
-    if slot.outlier_rows and verdict == MATCH:
+    levels = {part.level for part in slot.parts}
+    if "noise" in levels and verdict in {MATCH, NOISE}:
+        verdict = MISMATCH
+    elif ("match" in levels or slot.outlier_rows) and verdict == MATCH:
         verdict = NOISE
     return replace(slot, verdict=verdict, judged=Judged(rel, limits.match, limits.noise, limits.against))
 
@@ -81,8 +85,11 @@ def rejudge(result: Result, thresholds: Thresholds) -> Result:
     from drafttrace.compare.findings.level import Ending, conclusion, find_unexplained
 
     _check(result, thresholds)
-    slots = tuple(judge_slot(_recounted(slot, result.thresholds, thresholds), thresholds) for slot in result.slots)
-    others = tuple(judge_slot(slot, thresholds) for slot in result.others)
+    slots = tuple(
+        judge_slot(_parted(_recounted(slot, result.thresholds, thresholds), thresholds), thresholds)
+        for slot in result.slots
+    )
+    others = tuple(judge_slot(_parted(slot, thresholds), thresholds) for slot in result.others)
     bad = {slot.slot for slot in slots if slot.verdict == MISMATCH}
     found = [f for f in result.findings if f.id not in _BY_LEVEL]
     found = [f for f in found if not f.judged_by_level or set(f.slots) & bad]
@@ -109,7 +116,7 @@ def rejudge(result: Result, thresholds: Thresholds) -> Result:
 
 _BY_LEVEL = ("none", "downstream", "unexplained", "vocab-coverage")
 _WITH_TENSORS = {"located": "which boundary a slot is", "scale": "whether a fitted factor is a fault"}
-_OF_ROWS = ("row", "row_cosine", "row_hidden")
+_OF_ROWS = ("row", "row_cosine", "row_hidden", "row_far")
 
 
 def _check(result: Result, thresholds: Thresholds) -> None:
@@ -135,6 +142,16 @@ def _recounted(slot: SlotResult, before: Thresholds, thresholds: Thresholds) -> 
             "run drafttrace diff again with these thresholds."
         )
     return replace(slot, outlier_rows=len(found))
+
+
+def _parted(slot: SlotResult, thresholds: Thresholds) -> SlotResult:
+    """The slot with the parts that the rows it keeps show under these limits."""
+    from drafttrace.compare.describe import MAX_SERIES
+    from drafttrace.compare.rowparts import find_parts, of_series
+
+    rows = of_series(slot.series, slot.rows, MAX_SERIES // 2, thresholds)
+    found = find_parts(rows, limits_of(slot, thresholds), thresholds)
+    return replace(slot, parts=tuple(one.part for one in found))
 
 
 def summary_of(

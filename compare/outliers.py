@@ -32,6 +32,7 @@ def outliers(
     with np.errstate(invalid="ignore"):
         turned = (trimmed < thresholds.row_cosine) | (cosine < thresholds.row_cosine)
         far = turned & (rel_l2 > thresholds.row)
+        far |= rel_l2 > max(thresholds.row, thresholds.row_far)  # a row times four has the right direction
         # Massive channels hide a wrong row from the plain distance, but not from the trimmed cosine.
         chord = np.sqrt(np.maximum(0.0, 2 - 2 * trimmed))
         plain = ordinary(norm_left, norm_reference)

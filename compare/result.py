@@ -104,10 +104,37 @@ class Series:
 
 
 @dataclass(frozen=True)
+class RowPart:
+    """Rows of a slot that differ while its others do not.
+
+    kind: "phase" (the rows of one), "run" (rows side by side), "every" (each ``step``-th row) or "spread". level: what
+    they are beyond: the "noise" limit (then the slot is a mismatch), the "match" limit, the rule for "odd" rows, or, by
+    "slight", no limit but three times the median. first, last: positions. rows: how many are beyond ``limit``; of: how many
+    rows the phase, the run or the slot has; compared: rows of the slot that count. rel_l2: their median; others_rel_l2:
+    that of the rest. share_limit: the share rows / of from which on they are taken together.
+    """
+
+    kind: str
+    level: str
+    phase: str
+    first: int
+    last: int
+    step: int
+    rows: int
+    of: int
+    compared: int
+    rel_l2: float
+    others_rel_l2: float
+    limit: float
+    share_limit: float
+
+
+@dataclass(frozen=True)
 class SlotResult:
     """One slot (or the last state, ``slot`` = -1, or the embedding, -2) of the left side against the reference.
 
-    left_boundary / reference_boundary are written ``B3``; ``*_by`` says "value" or "declared".
+    left_boundary / reference_boundary are written ``B3``; ``*_by`` says "value" or "declared". parts: rows that differ
+    while the others do not, which the medians do not show.
     """
 
     slot: int
@@ -144,6 +171,7 @@ class SlotResult:
     noise_rel_l2_p99: float
     rounding: float
     best_match: BestMatch | None
+    parts: tuple[RowPart, ...] = ()
 
 
 @dataclass(frozen=True)

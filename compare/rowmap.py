@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
 from drafttrace.compare.measured import MeasuredSlot
 from drafttrace.compare.repeats import relative_distances
 from drafttrace.compare.rowblocks import RowMap, fit_blocks
+from drafttrace.compare.sample import spread
 from drafttrace.tracer.capture import Capture, Ints
 from drafttrace.tracer.rows import Rows, to_float32
 
@@ -16,17 +19,28 @@ _ROWS, _REFERENCE_ROWS = 96, 2048
 _SCREEN = 512  # channels
 
 
-def find_row_map(slot: MeasuredSlot, left: Capture, ranks: int = 0) -> RowMap | None:
+def find_row_map(slot: MeasuredSlot, left: Capture, ranks: int = 0, wanted: Sequence[Ints] = ()) -> RowMap | None:
     """Where the deviating rows of a slot stand in the reference; None where most of them stand nowhere in it.
 
-    Only the pass with most rows is looked at. ranks: how many the server has, 0 where that is not known.
+    The pass with most rows is looked at; then the ``wanted`` rows (numbers of the left table), among all rows. ranks: how
+    many the server has, 0 where that is not known.
     """
     frames = left.table.frame[slot.pairs.left_rows]
     if len(frames) < _MIN_ROWS:
         return None
     values, counts = np.unique(frames, return_counts=True)
     here = np.flatnonzero(frames == values[counts.argmax()])[:_REFERENCE_ROWS]
-    off = here[~(slot.measures.rel_l2[here] < 0.15)]
+    found = _map_of(slot, left, ranks, here, here[~(slot.measures.rel_l2[here] < 0.15)])
+    if found is None and len(wanted):
+        off = np.flatnonzero(np.isin(slot.pairs.left_rows, np.concatenate(wanted)))[: _REFERENCE_ROWS // 2]
+        others = np.setdiff1d(np.arange(len(frames)), off)
+        here = np.sort(np.concatenate([off, spread(others, _REFERENCE_ROWS - len(off))]))
+        found = _map_of(slot, left, ranks, here, off[~(slot.measures.rel_l2[off] < 0.15)])
+    return found
+
+
+def _map_of(slot: MeasuredSlot, left: Capture, ranks: int, here: Ints, off: Ints) -> RowMap | None:
+    """Which of the rows ``here`` every row ``off`` is."""
     if len(off) < 3:
         return None
     chosen = off[np.linspace(0, len(off) - 1, min(_ROWS, len(off))).round().astype(np.int64)]

@@ -14,7 +14,7 @@ from drafttrace.tracer.capture import Capture, Ints, Slot
 from drafttrace.tracer.rows import Floats, Rows
 
 MAX_ROWS = 128
-_MAX_VALUES = 2**18
+MAX_VALUES = 2**18
 _KEPT_BYTES = 48 << 20
 MIN_ROWS = 3
 
@@ -130,7 +130,7 @@ def choose(
     """
     ours, theirs = alignment.left_rows, alignment.reference_rows
     width = max((s.rows.width for s in (*left, *reference)), default=1)
-    most = min(most, max(32, _MAX_VALUES // width))
+    most = min(most, max(32, MAX_VALUES // width))
     keep = np.ones(len(alignment), np.bool_)
     for stream in (*left, *reference):
         there = stream.has(ours if stream.side == "left" else theirs)
@@ -139,7 +139,7 @@ def choose(
     rows = np.flatnonzero(keep & (alignment.positions > 0))
     if len(rows) < MIN_ROWS:
         rows = np.flatnonzero(keep)
-    rows = _spread(rows, 2 * most)
+    rows = spread(rows, 2 * most)
     sample = Sample(ours[rows], theirs[rows], alignment.positions[rows])
     good = np.ones(len(rows), np.bool_)
     for stream in (*left, *reference):
@@ -149,10 +149,11 @@ def choose(
             ordinary = np.isfinite(norms) & ~massive_rows(norms)
             if ordinary.sum() >= MIN_ROWS and (good & ordinary).sum() >= min(MIN_ROWS, good.sum()):
                 good &= ordinary
-    return sample.part(_spread(np.flatnonzero(good), most))
+    return sample.part(spread(np.flatnonzero(good), most))
 
 
-def _spread(rows: Ints, most: int) -> Ints:
+def spread(rows: Ints, most: int) -> Ints:
+    """Up to ``most`` of the rows, evenly."""
     if len(rows) <= most:
         return rows
     return rows[np.linspace(0, len(rows) - 1, most).round().astype(np.int64)]

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 
 from drafttrace.compare.acceptance import low_limit
+from drafttrace.compare.part_words import part_level, part_name
 from drafttrace.compare.result import Group, Result, SlotResult
 from drafttrace.tracer.printable import printable
 
@@ -142,6 +143,10 @@ def oddities(result: Result) -> Iterator[str]:
         shown = [f"{count} {what}" for count, what in counts if count]
         if shown:
             yield f"{_titled(slot)}: {', '.join(shown)} of {slot.rows} rows"
+        for part in slot.parts:
+            if part.level in {"noise", "match"}:
+                beyond = {"noise": "beyond noise", "match": "beyond equal"}[part.level]
+                yield f"{_titled(slot)}: {part_name(part)} are {beyond} ({part_level(part)})"
 
 
 def _titled(slot: SlotResult) -> str:

@@ -13,6 +13,7 @@ from drafttrace.compare.facts import Facts
 from drafttrace.compare.findings.base import FINDERS, in_order
 from drafttrace.compare.findings.broken_rows import told_once
 from drafttrace.compare.findings.level import Ending, conclusion, find_unexplained
+from drafttrace.compare.findings.part_rows import without_wholes
 from drafttrace.compare.judge import counted, overall
 from drafttrace.compare.result import Finding
 
@@ -36,6 +37,7 @@ def diagnose(facts: Facts, compared: bool) -> tuple[Finding, ...]:
     # A row or two that any two prompts share prove nothing about slots: then only tokens and the trace itself count.
     paired = compared or facts.reference is None
     found = told_once([finding for one in finders if paired or one.unpaired for finding in one.find(facts)])
+    found = without_wholes(found)
     if compared:
         found += find_unexplained(facts.slots, facts.others, found, facts.thresholds)
         beside = tuple(state.slot for state in facts.others)

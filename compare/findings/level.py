@@ -6,7 +6,7 @@ Everything here follows from numbers that a result keeps, so that a saved one ca
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
@@ -20,7 +20,9 @@ from drafttrace.compare.findings.accept_lengths import (
 )
 from drafttrace.compare.findings.base import finding, name_slots
 from drafttrace.compare.outliers import outlier_positions
-from drafttrace.compare.result import FAULT, NOTE, Acceptance, Finding, SlotResult
+from drafttrace.compare.part_words import part_hint, part_level, part_name
+from drafttrace.compare.result import FAULT, NOTE, Acceptance, Finding, RowPart, SlotResult
+from drafttrace.compare.rowparts import sure
 from drafttrace.compare.thresholds import Thresholds
 from drafttrace.compare.vocabulary import Entry, register
 
@@ -66,6 +68,11 @@ register(
     ),
 )
 
+_UNEXPLAINED = (
+    "Record a layer sweep (drafttrace record --boundaries all), and look at the worst rows in the HTML report. Where the "
+    "served tokenizer makes no language of the prompt (drafttrace inspect TRACE --tokenizer TARGET), the dump was made "
+    "with another one."
+)
 _UNCOVERED = 0.05  # a smaller share of tokens outside the draft's vocabulary is not worth a word
 _NAMES = {-1: "The last state", -2: "The embedding"}
 
@@ -82,27 +89,73 @@ class Ending:
     thresholds: Thresholds
 
 
-def unexplained_of(slot: SlotResult) -> Finding:
-    """A slot, or the last state, that differs beyond every limit without a known cause."""
-    return finding(
-        "unexplained",
-        f"{_NAMES.get(slot.slot, f'Slot {slot.slot}')} differs (median relative L2 {slot.rel_l2.p50:.3g}, limit "
-        f"{slot.judged.noise_limit:.3g}), and none of the known causes fits.",
-        slots=(slot.slot,) if slot.slot >= 0 else (),
-        confidence=0.5,
-        evidence={
-            "state": _NAMES.get(slot.slot, f"Slot {slot.slot}").lower(),
+def unexplained_of(slots: Sequence[SlotResult]) -> Finding:
+    """Slots, or another state, that differ beyond every limit without a known cause."""
+    named = [_NAMES.get(slot.slot, f"Slot {slot.slot}") for slot in slots]
+    numbers = [slot.slot for slot in slots if slot.slot >= 0]
+    who = name_slots(numbers).capitalize() if len(slots) > 1 else named[0]
+    evidence = {
+        name.lower(): {
+            "state": name.lower(),
             "rel_l2_p50": slot.rel_l2.p50,
             "limit": slot.judged.noise_limit,
             "against": slot.judged.against,
-        },
-        remedy=(
-            "Record a layer sweep (drafttrace record --boundaries all), and look at the worst rows in the HTML report. "
-            "Where the served tokenizer makes no language of the prompt (drafttrace inspect TRACE --tokenizer TARGET), the "
-            "dump was made with another one."
-        ),
+        }
+        for name, slot in zip(named, slots, strict=True)
+    }
+    return finding(
+        "unexplained",
+        f"{who} {'differs' if len(slots) == 1 else 'differ'} ({levels_of(slots)}), and none of the known causes fits.",
+        slots=numbers,
+        confidence=0.5,
+        evidence=evidence[named[0].lower()] if len(slots) == 1 else evidence,
+        remedy=_UNEXPLAINED,
         by_level=True,
     )
+
+
+def levels_of(slots: Sequence[SlotResult], limit: str = "noise_limit") -> str:
+    """``median relative L2 0.3, limit 0.25``; for several slots each one's."""
+    levels = [f"{slot.rel_l2.p50:.3g}, limit {getattr(slot.judged, limit):.3g}" for slot in slots]
+    if len(levels) == 1:
+        return f"median relative L2 {levels[0]}"
+    each = "; ".join(f"slot {slot.slot}: {level}" for slot, level in zip(slots, levels, strict=True))
+    return f"median relative L2 of {each}"
+
+
+def unexplained_parts(slots: Sequence[SlotResult]) -> Iterator[Finding]:
+    """Rows that differ beyond every limit, without a known cause, while the other rows of their slots do not: one finding
+    for all slots in which they are the same rows."""
+    grouped: dict[tuple[object, ...], list[tuple[SlotResult, RowPart]]] = {}
+    for slot in slots:
+        for part in sure(slot.parts):
+            key = (part.kind, part.phase, part.step, *_about(part))
+            grouped.setdefault(key, []).append((slot, part))
+    for members in grouped.values():
+        part = members[0][1]
+        numbers = [slot.slot for slot, _ in members if slot.slot >= 0]
+        where = name_slots(numbers) if numbers else _NAMES[members[0][0].slot].lower()
+        levels = [part_level(one) for _, one in members]
+        level = (
+            levels[0]
+            if len(levels) == 1
+            else "; ".join(f"slot {slot.slot}: {text}" for (slot, _), text in zip(members, levels, strict=True))
+        )
+        name = part_name(part)
+        yield finding(
+            "unexplained",
+            f"{name[0].upper() + name[1:]} of {where} differ ({level}), and none of the known causes fits them.",
+            slots=numbers,
+            confidence=0.5,
+            evidence={"state": where, "parts": {str(slot.slot): asdict(one) for slot, one in members}},
+            remedy=f"{part_hint(part)} {_UNEXPLAINED}",
+            by_level=True,
+        )
+
+
+def _about(part: RowPart) -> tuple[int, ...]:
+    """Where the part lies, so that the same rows of several slots agree though one row more or less is beyond a limit."""
+    return () if part.kind in {"phase", "spread", "every"} else (part.first // 8, part.last // 8)
 
 
 def odd_rows_of(slots: Sequence[SlotResult], thresholds: Thresholds) -> Finding | None:
@@ -137,7 +190,11 @@ def find_unexplained(
     named = {slot for f in faults for slot in f.slots}
     named |= {s for f in found if f.id == "quantization-noise" for s in f.slots}
     rest = [slot for slot in slots if slot.slot not in named]
-    yield from (unexplained_of(slot) for slot in rest if slot.verdict == "mismatch")
+    wrong = [slot for slot in rest if slot.verdict == "mismatch"]
+    whole = [slot for slot in wrong if not (slot.rel_l2.p50 <= slot.judged.noise_limit)]
+    if whole:
+        yield unexplained_of(whole)
+    yield from unexplained_parts([slot for slot in wrong if slot not in whole])
     few = [s for s in rest if s.verdict != "mismatch" and 0 < s.outlier_rows <= s.rows // 2]
     odd = odd_rows_of(few, thresholds)
     if odd is not None:
@@ -145,7 +202,10 @@ def find_unexplained(
     # The training targets come from the last state; a fault that has no slot may be its cause.
     if not any(not f.slots for f in faults) and not any(f.id == "last-not-last" for f in found):
         alone = not slots  # then nothing else speaks of the embedding
-        yield from (unexplained_of(s) for s in others if (s.slot == -1 or alone) and s.verdict == "mismatch")
+        for other in others:
+            if (other.slot == -1 or alone) and other.verdict == "mismatch":
+                part_alone = other.rel_l2.p50 <= other.judged.noise_limit
+                yield from unexplained_parts([other]) if part_alone else (unexplained_of([other]),)
 
 
 def conclusion(ending: Ending, found: Sequence[Finding], verdict_without: str) -> tuple[Finding, ...]:

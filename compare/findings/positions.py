@@ -13,10 +13,11 @@ import numpy as np
 
 from drafttrace.compare.facts import Facts
 from drafttrace.compare.findings.base import finder, finding, name_slots
+from drafttrace.compare.findings.part_rows import part_causes
 from drafttrace.compare.findings.rows import placeholder_span
 from drafttrace.compare.hypotheses import Doubles
 from drafttrace.compare.judge import MISMATCH, NOISE
-from drafttrace.compare.result import Finding, SlotResult
+from drafttrace.compare.result import Finding, RowPart, SlotResult
 from drafttrace.compare.vocabulary import Entry, register
 from drafttrace.tracer.capture import Capture, Ints
 
@@ -64,7 +65,8 @@ def courses(facts: Facts) -> tuple[Course, ...]:
     told = {
         s.index for s in (*facts.left_streams, *facts.reference_streams) if s.explanation is not None or s.broken
     }
-    told |= facts.copies.slots
+    told |= facts.copies.slots | {cause.fact.slot for cause in part_causes(facts)}
+    told |= {slot.slot for slot in facts.slots if any(_ends(slot, part) for part in slot.parts)}
     if facts.reference is None or facts.moved or (facts.reading is not None and not facts.reading.same):
         return ()
     if any(placeholder_span(facts, rows) is not None for rows in facts.rows):
@@ -73,6 +75,13 @@ def courses(facts: Facts) -> tuple[Course, ...]:
     if not any(slot.verdict == MISMATCH for slot in wrong):
         return ()
     return tuple(_course(slot) for slot in wrong if len(slot.series.position) >= _FEWEST)
+
+
+def _ends(slot: SlotResult, part: RowPart) -> bool:
+    """Whether only some rows are wrong, and not all of them from a position on: then nothing looks back too far."""
+    if part.kind in {"phase", "every"}:
+        return True
+    return part.kind == "run" and part.last < max(slot.series.position) - 1
 
 
 def _course(slot: SlotResult) -> Course:

@@ -7,18 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from drafttrace.compare.copies import rank_count
 from drafttrace.compare.facts import VALUE, Explanation, Facts, StreamFacts
 from drafttrace.compare.findings.base import finder, finding, name_slots
 from drafttrace.compare.findings.gains import (
     gain_remedy,
     gain_text,
     known_weights,
-    name_of,
     read_last,
     read_slot,
 )
-from drafttrace.compare.gains import MISSING_ONE, ONCE, ONE_TOO_MUCH, SQUARED, GainReading
+from drafttrace.compare.findings.value_words import text_of
+from drafttrace.compare.gains import ONCE, SQUARED, GainReading
 from drafttrace.compare.hypotheses import PER_CHANNEL, Fit, describe_gain
 from drafttrace.compare.result import NOTE, Finding
 from drafttrace.compare.vocabulary import Entry, register
@@ -145,13 +144,13 @@ def _transformed(facts: Facts) -> Iterator[Finding]:
             continue
         stream = _deviant(facts, index)
         if stream is not None and stream.explanation is not None:
-            grouped.setdefault(_finding_id(stream), []).append((index, stream, stream.explanation))
+            grouped.setdefault(finding_id(stream), []).append((index, stream, stream.explanation))
     for name, members in grouped.items():
         sides = [stream.side for _, stream, _ in members]
         yield _make(facts, name, max(sorted(set(sides)), key=sides.count), members)
 
 
-def _finding_id(stream: StreamFacts) -> str:
+def finding_id(stream: StreamFacts) -> str:
     """The cause for a transformed slot. A reference that is normed where the server is not: the server lacks the norm."""
     assert stream.explanation is not None
     name = _OF_FIT[stream.explanation.fit.name]
@@ -171,7 +170,6 @@ def _deviant(facts: Facts, index: int) -> StreamFacts | None:
 def _make(facts: Facts, name: str, side: str, members: Sequence[tuple[int, StreamFacts, Explanation]]) -> Finding:
     slots = [index for index, _, _ in members]
     who = "The server's" if side == "left" else "The reference's"
-    first = members[0][2]
     evidence = {
         str(index): {
             "fit": e.fit.name,
@@ -183,7 +181,8 @@ def _make(facts: Facts, name: str, side: str, members: Sequence[tuple[int, Strea
         }
         for index, _, e in members
     }
-    summary, remedy = _text(name, f"{who} {name_slots(slots)}", len(slots) == 1, first, facts)
+    told = [(index, e) for index, _, e in members]
+    summary, remedy = text_of(name, f"{who} {name_slots(slots)}", told, facts, one=len(slots) == 1)
     return finding(
         name,
         summary,
@@ -212,72 +211,6 @@ def _read(fit: Fit, facts: Facts) -> dict[str, Any]:
     reading = read_slot(facts, fit)
     tried = len(known_weights(facts))
     return {"weight": reading.evidence if reading is not None else {"weights_tried": tried}}
-
-
-def _text(name: str, who: str, one: bool, e: Explanation, facts: Facts) -> tuple[str, str]:
-    is_, of = ("is" if one else "are"), (f"B{e.boundary}" if e.boundary is not None else e.target)
-    fitted = e.fit.fitted
-    if name == "scale":
-        factor = fitted["factor"]
-        root = facts.left.hidden_size or 1
-        near = ""
-        for word, value in (("sqrt(H)", root**0.5), ("1/sqrt(H)", root**-0.5)):
-            if abs(factor / value - 1) < 0.02:
-                near = f", which is {word} for H = {root}"
-        ranks = rank_count(facts.left)
-        if ranks > 1 and min(abs(factor / ranks - 1), abs(factor * ranks - 1)) < 0.02:
-            near = (
-                f", and the server has {ranks} ranks: what all of them hold alike was added up, or divided by them"
-            )
-        return (
-            f"{who} {is_} {of} times {factor:.4g}{near}: one number explains the difference.",
-            "Apply the same multiplier on both sides: the embedding scale (sqrt(H)) or the target's muP multipliers are "
-            "missing or applied twice on one of them.",
-        )
-    if name in {"norm-extra", "norm-missing"}:
-        return (
-            f"{who} {is_} {of} {'before' if e.fit.name == 'un-normed' else 'after'} an RMS norm that the other side "
-            f"does not have: {'serving lacks the norm' if name == 'norm-missing' else 'serving has one norm too many'}"
-            f"{_which_norm(facts, e.fit)}.",
-            "Compare fc_norm, norm_before_fc and use_aux_norm in the draft's config with the trainer's: the norm before fc "
-            "must stand on both sides or on none.",
-        )
-    if name == "norm-gain":
-        reading = read_slot(facts, e.fit)
-        return f"{who} {is_} {of} times {gain_text(reading, len(known_weights(facts)))}.", gain_remedy(reading)
-    if name == "rotation":
-        how = "a permutation of the channels" if fitted.get("channels_permuted") else "an orthogonal map (rotation)"
-        return (
-            f"{who} {is_} {of} under {how}: norms and all inner products agree, the rows do not.",
-            "The target's weights were rotated (QuaRot, SpinQuant or alike) on one side only: train the draft on the "
-            "rotated target, or rotate fc's column blocks back.",
-        )
-    if name == "dtype-reinterpretation":
-        return (
-            f"{who} {is_} {of} with its {fitted['stored_as']} bytes read as {fitted['read_as']}.",
-            f"Read the file as {fitted['stored_as']}: a buffer was viewed, not converted.",
-        )
-    return (
-        f"{who} {is_} only a part of {of}: "
-        + (
-            "the residual was not added." if e.fit.name == "residual-half" else "a state inside the layer below it."
-        ),
-        "Capture hidden_states + residual: SGLang and vLLM layers return the two halves apart.",
-    )
-
-
-def _which_norm(facts: Facts, fit: Fit) -> str:
-    """Whose weight the norm has, and whether it is applied as it should be."""
-    reading = read_slot(facts, fit)
-    if reading is None:
-        return ""
-    how = {
-        ONCE: "",
-        MISSING_ONE: ", applied as w - 1",
-        ONE_TOO_MUCH: ", applied as w + 1",
-        SQUARED: ", applied twice",
-    }
-    return f" (that of {name_of(reading)}{how.get(reading.kind, '')})"
 
 
 def _last_norm(facts: Facts) -> Iterator[Finding]:

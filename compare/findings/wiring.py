@@ -310,6 +310,7 @@ def _suspected_offset(facts: Facts) -> Iterator[Finding]:
         s.slot
         for s in facts.slots
         if s.verdict == "mismatch"
+        and s.rel_l2.p50 > s.judged.noise_limit  # a part of the rows alone is no other boundary of the slot
         and s.slot not in by_position
         and s.rel_l2.p50 < 0.45
         and s.cosine_trimmed.p50 > 0.85

@@ -212,8 +212,8 @@ def test_limits_say_what_they_rest_on() -> None:
     assert blind == Limits(0.05, 0.07, "the default limits, no neighbouring boundary measured")
     near = slot_limits(DEFAULT, None, 0.08)
     assert (near.match, round(near.noise, 6)) == (0.04, 0.048) and "0.08" in near.against
-    noisy = slot_limits(DEFAULT, (0.01, 0.03), None)
-    assert (noisy.match, noisy.noise) == (0.02, 0.04)
+    noisy = slot_limits(DEFAULT, (0.02, 0.03), None)
+    assert (noisy.match, noisy.noise) == (0.04, 0.08)
     assert slot_limits(DEFAULT, (0.2, 0.3), 0.1).noise <= 0.06
 
 

@@ -1,0 +1,192 @@
+"""Rows of a slot that differ while the others do not: the causes of whole slots, told of exactly these rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from drafttrace.compare.facts import VALUE, Explanation, Facts, PartFacts, StreamFacts
+from drafttrace.compare.findings.base import finder, finding, name_slots
+from drafttrace.compare.findings.rows import placeholder_span
+from drafttrace.compare.findings.value_words import text_of
+from drafttrace.compare.findings.values import finding_id
+from drafttrace.compare.part_words import part_hint, part_level, part_name
+from drafttrace.compare.result import Finding
+from drafttrace.tracer.boundary import boundary_name
+
+
+@dataclass(frozen=True)
+class PartCause:
+    """Why the rows of one part differ. side: the one that deviates. text: what they are, behind ``who``. fit: where a
+    transformation explains them."""
+
+    fact: PartFacts
+    id: str
+    side: str
+    text: str
+    confidence: float
+    evidence: dict[str, Any]
+    explanation: Explanation | None = None
+
+
+@finder(turn=5)
+def find(facts: Facts) -> Iterator[Finding]:
+    """One finding for every cause and set of rows, whatever the number of slots."""
+    grouped: dict[tuple[object, ...], list[PartCause]] = {}
+    for cause in part_causes(facts):
+        part = cause.fact.part
+        key = (cause.id, cause.side, part.kind, part.phase, part.first, part.last, part.rows)
+        grouped.setdefault(key, []).append(cause)
+    for causes in grouped.values():
+        yield _told(facts, causes)
+
+
+def part_causes(facts: Facts) -> tuple[PartCause, ...]:
+    """The parts that are explained. What stands in another row's place, or on a picture, is told elsewhere."""
+    spans = {rows.slot for rows in facts.rows if placeholder_span(facts, rows) is not None}
+    found = (
+        _cause(facts, fact)
+        for fact in facts.parts
+        if fact.slot not in facts.copies.slots and fact.slot not in spans
+    )
+    return tuple(cause for cause in found if cause is not None)
+
+
+def without_wholes(found: Sequence[Finding]) -> list[Finding]:
+    """The findings without those that tell of a whole slot what is told of the larger part of its rows."""
+    parts = [
+        (f.id, set(f.slots))
+        for f in found
+        if (part := f.evidence.get("part")) and 2 * part["rows"] > part["compared"]
+    ]
+
+    def again(one: Finding) -> bool:
+        whole = {"fits", "decided_by"} & set(one.evidence)
+        return bool(whole) and any(one.id == name and set(one.slots) <= slots for name, slots in parts)
+
+    return [one for one in found if not again(one)]
+
+
+def _cause(facts: Facts, fact: PartFacts) -> PartCause | None:
+    ours, theirs = fact.left, fact.reference
+    exchanged = _exchanged(facts, fact)
+    if exchanged is not None:
+        return exchanged
+    known = ours.by == theirs.by == VALUE and None not in (ours.boundary, theirs.boundary)
+    if known and ours.boundary != theirs.boundary:
+        return _elsewhere(facts, fact)
+    explained = [s for s in (ours, theirs) if s.explanation is not None]
+    if explained:
+        # The phases are the server's: where one of them is wrong, the server is.
+        best = (
+            ours
+            if fact.part.kind == "phase" and ours.explanation is not None
+            else min(explained, key=lambda s: s.explanation.fit.score if s.explanation else 0.0)
+        )
+        assert best.explanation is not None
+        residual = best.explanation.fit.residual
+        evidence = {"fit": best.explanation.fit.name, "residual": residual}
+        evidence["without_the_fit"] = best.explanation.identity_residual
+        confidence = max(0.4, 0.98 - 2 * residual)
+        return PartCause(fact, finding_id(best), best.side, "", confidence, evidence, best.explanation)
+    if fact.is_left is not None or fact.is_reference is not None:
+        side, other = ("left", fact.is_left) if fact.is_left is not None else ("reference", fact.is_reference)
+        whose = "the reference's" if side == "left" else "the server's"
+        return PartCause(
+            fact, "wrong-boundary", side, f"hold the rows of {whose} slot {other}", 0.9, {"holds_slot": other}
+        )
+    return None
+
+
+def _exchanged(facts: Facts, fact: PartFacts) -> PartCause | None:
+    """Two slots that hold each other's rows."""
+    for side, mine in (("left", fact.is_left), ("reference", fact.is_reference)):
+        if mine is None:
+            continue
+        for other in facts.parts:
+            back = other.is_left if side == "left" else other.is_reference
+            if other.slot == mine and back == fact.slot and _alike(other, fact):
+                whose = "the reference's" if side == "left" else "the server's"
+                text = f"hold {whose} rows of the other one"
+                return PartCause(fact, "slot-permutation", side, text, 0.97, {"holds_slot": mine})
+    return None
+
+
+def _alike(one: PartFacts, two: PartFacts) -> bool:
+    return one.part.kind == two.part.kind and abs(one.part.rows - two.part.rows) <= 0.2 * two.part.rows
+
+
+def _elsewhere(facts: Facts, fact: PartFacts) -> PartCause:
+    """Rows at another boundary than their slot's others."""
+    ours, theirs = fact.left.boundary, fact.reference.boundary
+    assert ours is not None and theirs is not None
+    usual = _whole(facts.reference_streams, fact.slot)
+    moved = usual is not None and usual.by == VALUE and usual.boundary != theirs
+    side = "reference" if moved else "left"
+    step = (theirs - ours) if moved else (ours - theirs)
+    name = "boundary-offset" if abs(step) == 1 else "wrong-boundary"
+    when = f", {'one boundary' if abs(step) == 1 else f'{abs(step)} boundaries'} {'late' if step > 0 else 'early'}"
+    if moved:
+        text = f"hold {boundary_name(theirs)} where the server has {boundary_name(ours)}{when}"
+    else:
+        text = f"hold {boundary_name(ours)} where training had {boundary_name(theirs)}{when}"
+    return PartCause(
+        fact, name, side, text, 0.95, {"left": boundary_name(ours), "reference": boundary_name(theirs)}
+    )
+
+
+def _whole(streams: Sequence[StreamFacts], slot: int) -> StreamFacts | None:
+    return next((s for s in streams if s.index == slot), None)
+
+
+def _told(facts: Facts, causes: Sequence[PartCause]) -> Finding:
+    first, part = causes[0], causes[0].fact.part
+    slots = [cause.fact.slot for cause in causes]
+    whose = "the server's" if first.side == "left" else "the reference's"
+    who = f"{part_name(part)} of {whose} {name_slots(slots)}"
+    who = who[0].upper() + who[1:]
+    if first.explanation is not None:
+        members = [(c.fact.slot, c.explanation) for c in causes if c.explanation is not None]
+        text, remedy = text_of(first.id, who, members, facts, one=False)
+        text = text.removesuffix(".")
+    else:
+        texts = [cause.text for cause in causes]
+        text = f"{who} " + (
+            texts[0] if len(set(texts)) == 1 else "; ".join(f"in slot {c.fact.slot} they {c.text}" for c in causes)
+        )
+        remedy = ""
+    levels = [part_level(cause.fact.part) for cause in causes]
+    level = (
+        levels[0]
+        if len(levels) == 1
+        else "; ".join(f"slot {s}: {one}" for s, one in zip(slots, levels, strict=True))
+    )
+    return finding(
+        first.id,
+        f"{text}, while the others match ({level}).",
+        slots=slots,
+        confidence=min(cause.confidence for cause in causes),
+        evidence={
+            "side": first.side,
+            "part": part_evidence(first.fact),
+            "slots": {str(cause.fact.slot): cause.evidence for cause in causes},
+        },
+        remedy=f"{part_hint(part)} {remedy}".strip(),
+    )
+
+
+def part_evidence(fact: PartFacts) -> dict[str, Any]:
+    """Which rows a finding is about."""
+    part = fact.part
+    return {
+        "kind": part.kind,
+        "phase": part.phase,
+        "rows": part.rows,
+        "of": part.of,
+        "compared": part.compared,
+        "first": part.first,
+        "last": part.last,
+        "step": part.step,
+        "positions": [int(p) for p in fact.positions[:64]],
+    }

@@ -1,0 +1,56 @@
+"""How findings and reports call a part of a slot's rows."""
+
+from __future__ import annotations
+
+from drafttrace.compare.result import RowPart
+
+
+def part_name(part: RowPart) -> str:
+    """``36 of 36 verify rows (positions 40 to 75)``, ``20 rows at positions 5 to 24``, ``every 4th row from ...``."""
+    ends = f"{part.first} to {part.last}" if part.last != part.first else f"{part.first}"
+    if part.kind == "phase":
+        count = f"all {part.of}" if part.rows == part.of else f"{part.rows} of {part.of}"
+        return f"{count} {part.phase.replace('_', ' ')} rows (positions {ends})"
+    if part.kind == "run":
+        few = "" if part.rows == part.of else f" of {part.of}"
+        return f"{part.rows}{few} rows at positions {ends}"
+    if part.kind == "every":
+        return f"every {_ordinal(part.step)} row from position {part.first} to {part.last} ({part.rows} rows)"
+    return f"{part.rows} of {part.of} rows spread over positions {ends}"
+
+
+def part_level(part: RowPart) -> str:
+    """The numbers that a part is told by, each beside what it is held against."""
+    against = f"limit {part.limit:.3g}"
+    if part.kind == "spread" and part.level != "odd":
+        against += f" for at most {part.share_limit:.0%} of the rows"
+    return f"median relative L2 {part.rel_l2:.3g}, {against}; the other rows {part.others_rel_l2:.3g}"
+
+
+def _ordinal(number: int) -> str:
+    tail = "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{tail}"
+
+
+PHASE_HINTS = {
+    "verify": "Only the verify pass is wrong: record once with --disable-cuda-graph, and look at what the target's verify "
+    "pass captures otherwise than its prefill.",
+    "prefill": "Only the prefill is wrong: record once with --disable-cuda-graph and once with --chunked-prefill-size -1, "
+    "and look at what the prefill captures otherwise than the verify pass.",
+}
+
+
+def part_hint(part: RowPart) -> str:
+    """Where to look, by which rows they are."""
+    if part.kind == "phase":
+        return PHASE_HINTS.get(
+            part.phase, f"Only the rows of {part.phase.replace('_', ' ')} are wrong: look at that pass."
+        )
+    if part.kind == "run":
+        return (
+            f"Only these rows are wrong: look at what begins at position {part.first} and ends behind {part.last}: a chunk "
+            "of the prefill (--chunked-prefill-size), a cached prefix, or a picture."
+        )
+    if part.kind == "every":
+        return f"Look at what handles rows in blocks of {part.step}: ranks, pages of the cache, or a kernel's tile."
+    return "Look at what these rows have in common: the same round or batch, ranks, or tokens of one kind."

@@ -109,6 +109,21 @@ def _wirings(measured: Mapping[str, Any]) -> Iterator[str]:
         f"As trained, on {other['prompts']} ordinary questions (`pairs/smol/questions.json`), which come from none of the "
         f"training prompts' templates: **{other['accept_length']:.2f}**."
     )
+    yield ""
+    unlike = measured["unlike_training"]
+    rows = [
+        (
+            name,
+            str(one["prompts"]),
+            f"{one['accept_length']:.2f}",
+            str(one["rounds"]),
+            f"{one['outside_draft_vocabulary']:.0%}",
+        )
+        for name, one in unlike.items()
+    ]
+    yield "As trained, on texts unlike any training prompt (in the same file):"
+    yield ""
+    yield from table("", "prompts", "accept length", "rounds", "of the answers the draft cannot say", rows=rows)
 
 
 def _minutes(logs: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:

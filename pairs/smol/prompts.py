@@ -11,6 +11,7 @@ import json
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 Message = dict[str, str]
 Family = Callable[[random.Random], str]
@@ -193,7 +194,18 @@ def training_prompts(count: int) -> list[str]:
 
 def ordinary_questions() -> list[str]:
     """What somebody might ask (``questions.json``): none of them out of the templates of the other prompts."""
-    found: list[str] = json.loads((Path(__file__).parent / "questions.json").read_text("utf-8"))["questions"]
+    found: list[str] = _questions()["questions"]
+    return found
+
+
+def texts_unlike_the_training() -> dict[str, list[str]]:
+    """By kind, what hardly a training prompt looked like (``questions.json``): other languages, bytes, one word."""
+    found: dict[str, list[str]] = _questions()["unlike the training"]
+    return found
+
+
+def _questions() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((Path(__file__).parent / "questions.json").read_text("utf-8"))
     return found
 
 

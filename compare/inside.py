@@ -3,40 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from drafttrace.compare.about import config_number
 from drafttrace.compare.broken import CONSTANT, BrokenTap, Measured, find_broken
-from drafttrace.compare.hypotheses import Fit, explain, normed, usable
+from drafttrace.compare.fc_input import (
+    EXTEND,
+    FITS,
+    MAX_ROWS,
+    FcSlot,
+    check_fc_in,
+    is_state,
+    position_offsets,
+    same_rows,
+)
+from drafttrace.compare.hypotheses import Fit, explain
 from drafttrace.compare.measure import Bools
-from drafttrace.tracer.capture import Accepted, Capture, DraftRows, Ints, Phase, RowTable
-from drafttrace.tracer.rows import Floats
+from drafttrace.compare.own_slots import OwnSlot, own_slots
+from drafttrace.tracer.capture import Accepted, Capture, DraftRows, Phase, RowTable
 
-_EXTEND = (int(Phase.DRAFT_EXTEND_PREFILL), int(Phase.DRAFT_EXTEND_VERIFY))
-_MAX_ROWS = 512
+_SAME = 0.01  # relative L2 that rounding alone leaves
 _LOOKED_AT = 4  # rows of one token that show whether it has an embedding of its own
-
-
-@dataclass(frozen=True)
-class FcSlot:
-    """One slot of fc's input against the aux rows of the same positions.
-
-    equal: rows that agree bit for bit. fits: how fc's input follows from aux where they do not. same_as: another
-    slot of aux that it equals. stale: rows that equal aux of another, earlier position, as (position, position of
-    the copy). shift: d where nearly all rows that differ equal aux of position p + d.
-    """
-
-    slot: int
-    rows: int
-    equal: int
-    fits: tuple[Fit, ...]
-    same_as: int | None
-    stale: tuple[tuple[int, int], ...]
-    equal_by_phase: Mapping[str, tuple[int, int]]
-    shift: int | None = None
 
 
 @dataclass(frozen=True)
@@ -89,6 +79,8 @@ class InsideFacts:
     fc's input never was, None where no draft was recorded. norm_configured: the draft config asks for a norm before
     fc. seams: see :class:`Seam`. embed_equal: share of rows where the draft's embedding equals the target's for the
     same token, None where not comparable. broken: taps with rows that can be no state.
+    offsets: by extend phase, how far its positions are off. slots: those that hold another state than the server says.
+    embed_fit: how the draft's embedding follows from the target's where it differs.
     """
 
     fc_in: tuple[FcSlot, ...] = ()
@@ -99,6 +91,9 @@ class InsideFacts:
     recycled: Recycled | None = None
     vocab: VocabMap | None = None
     broken: tuple[BrokenTap, ...] = ()
+    offsets: Mapping[str, int] = field(default_factory=dict)
+    slots: tuple[OwnSlot, ...] = ()
+    embed_fit: Fit | None = None
 
     def alike(self, *names: str) -> frozenset[int | None]:
         """The slots (None for a tensor of none) of the taps of these names whose rows are all one."""
@@ -122,20 +117,25 @@ def look_inside(trace: Capture, measured: Measured | None = None) -> InsideFacts
     broken = find_broken(trace, measured)
     norm = _norm_configured(trace.about.get("draft_config"))
     if draft is None or len(draft.table) == 0:
-        return InsideFacts(fc_ran=_fc_fired(trace), norm_configured=norm, broken=broken)
+        return InsideFacts(fc_ran=_fc_fired(trace), norm_configured=norm, broken=broken, slots=own_slots(trace))
     present = draft.present.get("fc_in")
     recorded = "fc_in" in draft.tensors and present is not None and bool(present.any())
-    fc_in = _check_fc_in(trace, draft) if recorded else ()
+    offsets = position_offsets(trace, draft)
+    fc_in = check_fc_in(trace, draft, offsets) if recorded else ()
     fired = _fc_fired(trace)
+    share, embed_fit = _embedded(trace, draft)
     return InsideFacts(
         fc_in=fc_in,
         fc_ran=recorded if fired is None else fired,
         norm_configured=norm,
         seams=_seams(draft.table),
-        embed_equal=_embed_equal(trace, draft),
+        embed_equal=share,
+        embed_fit=embed_fit,
         recycled=_recycled(draft),
         vocab=_vocab_map(trace, draft),
         broken=broken,
+        offsets={Phase(phase).name.lower(): d for phase, d in offsets.items()},
+        slots=own_slots(trace),
     )
 
 
@@ -155,129 +155,13 @@ def _fc_fired(trace: Capture) -> bool | None:
     return any(p.fired > 0 for p in taps) if taps else None
 
 
-def _check_fc_in(trace: Capture, draft: DraftRows) -> tuple[FcSlot, ...]:
-    wide = draft.tensors["fc_in"]
-    count = len(trace.slots)
-    if count == 0 or wide.width != count * trace.slots[0].rows.width:
-        return ()
-    ours, theirs = pair_draft_rows(trace, draft)
-    if len(ours) > _MAX_ROWS:
-        keep = np.linspace(0, len(ours) - 1, _MAX_ROWS).round().astype(np.int64)
-        ours, theirs = ours[keep], theirs[keep]
-    if len(ours) == 0:
-        return ()
-    values = wide.take(ours)
-    width = wide.width // count
-    aux = [slot.rows.take(theirs) for slot in trace.slots]
-    phases, positions = draft.table.phase[ours], draft.table.position[ours]
-    slots = tuple(_fc_slot(i, values[:, i * width : (i + 1) * width], aux, phases, positions) for i in range(count))
-    whole = _joint_norm(values, np.concatenate(aux, axis=1)) if any(s.equal < s.rows for s in slots) else None
-    return (
-        slots
-        if whole is None
-        else tuple(replace(s, fits=(whole,), stale=(), same_as=None, shift=None) for s in slots)
-    )
-
-
-def _joint_norm(values: Floats, aux: Floats) -> Fit | None:
-    """One RMS norm over all slots together (norm_before_fc), which no slot shows by itself; None where it fits badly."""
-    x, y = usable(values, aux)
-    fit = normed(x, y) if len(x) >= 4 else None
-    return fit if fit is not None and fit.residual < 0.05 else None
-
-
-def pair_draft_rows(trace: Capture, draft: DraftRows) -> tuple[Ints, Ints]:
-    """(accepted draft extend rows with an fc input, the target rows that they were made from).
-
-    That is the target's latest accepted row of the same position before the draft's pass: a retracted request
-    computes its positions again.
-    """
-    table, target = draft.table, trace.table
-    by_position: dict[int, list[tuple[int, int]]] = {}
-    for row in np.flatnonzero(target.accepted != Accepted.REJECTED):
-        by_position.setdefault(int(target.position[row]), []).append((int(target.frame[row]), int(row)))
-    usable = draft.present["fc_in"] & np.isin(table.phase, _EXTEND) & (table.accepted == Accepted.ACCEPTED)
-    ours, theirs = [], []
-    for row in np.flatnonzero(usable):
-        candidates = by_position.get(int(table.position[row]), [])
-        before = [c for c in candidates if c[0] <= table.frame[row]] or candidates[:1]
-        if before:
-            ours.append(int(row))
-            theirs.append(max(before)[1])
-    return np.array(ours, np.int64), np.array(theirs, np.int64)
-
-
-def _fc_slot(index: int, values: Floats, aux: list[Floats], phases: Ints, positions: Ints) -> FcSlot:
-    states = is_state(values) & is_state(aux[index])  # rows that can be no state are told as such
-    if not states.all():
-        values, aux = values[states], [rows[states] for rows in aux]
-        phases, positions = phases[states], positions[states]
-    equal = same_rows(values, aux[index])
-    by_phase = {
-        Phase(int(p)).name.lower(): (int(equal[phases == p].sum()), int((phases == p).sum()))
-        for p in np.unique(phases)
-    }
-    if equal.all():
-        return FcSlot(index, len(values), len(values), (), None, (), by_phase)
-    others = [j for j in range(len(aux)) if j != index and same_rows(values, aux[j]).mean() > 0.9]
-    where = {row.tobytes(): int(p) for row, p in zip(aux[index], positions, strict=True)}
-    stale = []
-    for row in np.flatnonzero(~equal):
-        copy = where.get(values[row].tobytes())
-        if copy is not None and copy != int(positions[row]):
-            stale.append((int(positions[row]), copy))
-    fits = explain(values[~equal], aux[index][~equal])
-    return FcSlot(
-        index,
-        len(values),
-        int(equal.sum()),
-        fits,
-        others[0] if others else None,
-        tuple(stale[:20]),
-        by_phase,
-        _shift(values, aux[index], positions, np.flatnonzero(~equal)) if _in_prefill(~equal, phases) else None,
-    )
-
-
-def _in_prefill(differing: Bools, phases: Ints) -> bool:
-    """Whether prefill's rows are among them, where there are any: after verify, the pass before may be a token before."""
-    prefill = phases == Phase.DRAFT_EXTEND_PREFILL
-    return not prefill.any() or bool(differing[prefill].any())
-
-
-def _shift(values: Floats, aux: Floats, positions: Ints, differing: Ints) -> int | None:
-    """The d for which the differing rows hold aux of position p + d; None where no d explains nine of ten."""
-    at = {int(p): row for row, p in enumerate(positions)}
-    for d in (-1, 1, -2, 2):
-        pairs = [(row, at[int(positions[row]) + d]) for row in differing if int(positions[row]) + d in at]
-        if len(pairs) < max(4, 0.9 * len(differing)):
-            continue
-        ours, theirs = np.array(pairs, np.int64).T
-        if same_rows(values[ours], aux[theirs]).mean() >= 0.9:
-            return d
-    return None
-
-
-def is_state(rows: Floats) -> Bools:
-    """Rows that can be a state: finite, and not zero everywhere."""
-    return np.asarray(np.isfinite(rows).all(1) & rows.any(1), np.bool_)
-
-
-def same_rows(x: Floats, y: Floats) -> np.ndarray:
-    """Rows that agree bit for bit (NaN agrees with the same NaN)."""
-    if x.shape != y.shape:
-        return np.zeros(len(x), np.bool_)
-    same: np.ndarray = (x.view(np.uint32) == y.view(np.uint32)).all(1)
-    return same
-
-
 def _is_norm(slot: FcSlot) -> bool:
     return bool(slot.fits) and slot.fits[0].name in {"normed", "rms"} and slot.fits[0].residual < 0.05
 
 
 def _seams(table: RowTable) -> tuple[Seam, ...]:
     """Every round's decode positions against the end of the last extend pass before them."""
-    extend = np.isin(table.phase, _EXTEND) & (table.accepted == Accepted.ACCEPTED)
+    extend = np.isin(table.phase, EXTEND) & (table.accepted == Accepted.ACCEPTED)
     decode = table.phase == Phase.DRAFT_DECODE
     seams = []
     for number in np.unique(table.round[decode]):
@@ -292,10 +176,11 @@ def _seams(table: RowTable) -> tuple[Seam, ...]:
     return tuple(seams)
 
 
-def _embed_equal(trace: Capture, draft: DraftRows) -> float | None:
+def _embedded(trace: Capture, draft: DraftRows) -> tuple[float | None, Fit | None]:
+    """Share of rows where the draft's embedding is the target's, and how it follows from that in the others."""
     rows, present = draft.tensors.get("embed_in"), draft.present.get("embed_in")
     if rows is None or present is None or trace.embed is None or rows.width != trace.embed.rows.width:
-        return None
+        return None, None
     vector_rows: dict[int, list[int]] = {}
     for row in range(min(len(trace.table), len(trace.embed.rows))):
         vector_rows.setdefault(int(trace.table.token_id[row]), []).append(row)
@@ -303,7 +188,7 @@ def _embed_equal(trace: Capture, draft: DraftRows) -> float | None:
         (int(row), vector_rows[int(draft.table.token_id[row])][:_LOOKED_AT])
         for row in np.flatnonzero(present)
         if int(draft.table.token_id[row]) in vector_rows
-    ][:_MAX_ROWS]
+    ][:MAX_ROWS]
     # A token that is embedded now so, now so, is a placeholder: pictures stand in its rows, and it has none of its own.
     of_token = {found[0]: trace.embed.rows.take(np.array(found)) for _, found in pairs}
     words = {
@@ -313,11 +198,18 @@ def _embed_equal(trace: Capture, draft: DraftRows) -> float | None:
     }
     kept = [(row, found[0]) for row, found in pairs if found[0] in words]
     if not kept:
-        return None
+        return None, None
     ours, theirs = np.array(kept, np.int64).T
     x, y = rows.take(ours), trace.embed.rows.take(theirs)
     states = is_state(x) & is_state(y)
-    return float(same_rows(x[states], y[states]).mean()) if states.any() else None
+    if not states.any():
+        return None, None
+    x, y = x[states], y[states]
+    equal = same_rows(x, y)
+    fits = explain(x[~equal], y[~equal]) if (~equal).sum() >= 4 else ()
+    known = {"scalar": _SAME, "bytes": FITS["bytes"]}  # a draft may have trained one of its own from the target's
+    best = next((fit for fit in fits if fit.residual < known.get(fit.name, 0)), None)
+    return float(equal.mean()), best
 
 
 def _recycled(draft: DraftRows) -> Recycled | None:
@@ -329,7 +221,7 @@ def _recycled(draft: DraftRows) -> Recycled | None:
     here = draft.present.get("hidden_in", np.ones(len(table), np.bool_)) & (table.phase == Phase.DRAFT_DECODE)
     made = draft.present.get("hidden_out", np.ones(len(table), np.bool_))
     taken_rows, sources = [], []
-    for row in np.flatnonzero(here)[:_MAX_ROWS]:
+    for row in np.flatnonzero(here)[:MAX_ROWS]:
         source = _source_of(table, made, int(row))
         if source is not None:
             taken_rows.append(int(row))
@@ -366,7 +258,7 @@ def _source_of(table: RowTable, made: Bools, row: int) -> list[int] | None:
             made & (table.phase == Phase.DRAFT_DECODE) & (table.round == number) & (table.step == step - 1)
         )
         return [int(k) for k in before] or None
-    extend = made & np.isin(table.phase, _EXTEND) & (table.accepted == Accepted.ACCEPTED)
+    extend = made & np.isin(table.phase, EXTEND) & (table.accepted == Accepted.ACCEPTED)
     earlier = np.flatnonzero(extend & (table.frame < table.frame[row]))
     if len(earlier) == 0:
         return None

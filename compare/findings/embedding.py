@@ -12,13 +12,13 @@ from drafttrace.compare.result import Finding
 @finder(turn=70)
 def find(facts: Facts) -> Iterator[Finding]:
     """Rows that are not their token's. A draft with an embedding of its own agrees nowhere; that is no fault."""
-    share = facts.inside.embed_equal
-    if (
-        share is None
-        or share in (0.0, 1.0)
-        or "embed" in facts.left.present
-        or facts.inside.alike("embed", "embed_in")
-    ):
+    share, fit = facts.inside.embed_equal, facts.inside.embed_fit
+    if share is None or "embed" in facts.left.present or facts.inside.alike("embed", "embed_in"):
+        return
+    if fit is not None:
+        yield from _transformed(facts)
+        return
+    if share in (0.0, 1.0):
         return
     yield finding(
         "stale-rows",
@@ -30,4 +30,33 @@ def find(facts: Facts) -> Iterator[Finding]:
             "Look at the token ids that the draft's forward pass is given (their shift by one, and the last one of every "
             "request), and at what fills its buffers under graphs (--disable-cuda-graph)."
         ),
+    )
+
+
+def _transformed(facts: Facts) -> Iterator[Finding]:
+    """An embedding that is the target's but for a factor, or in another number format: none of the draft's own."""
+    share, fit = facts.inside.embed_equal or 0.0, facts.inside.embed_fit
+    assert fit is not None
+    where = "The draft's embedding (embed_in)" + (f" in {1 - share:.0%} of the rows" if share else "")
+    evidence = {"rows_that_agree_with_the_target": share, "fit": fit.name, "residual": fit.residual}
+    if fit.name == "bytes":
+        yield finding(
+            "dtype-reinterpretation",
+            f"{where} is the target's with its bytes read in another number format.",
+            confidence=0.9,
+            evidence={**evidence, **{k: fit.fitted[k] for k in ("read_as", "stored_as")}},
+            remedy="State the number format of the embedding's weight where it is loaded.",
+        )
+        return
+    factor, roots = float(fit.fitted["factor"]), float(fit.fitted["factor_over_sqrt_h"])
+    if abs(factor - 1) <= facts.thresholds.scale:
+        return
+    root = " (the root of the hidden size)" if abs(roots - 1) < 0.02 else ""
+    yield finding(
+        "scale",
+        f"{where} is the target's times {factor:.4g}{root}.",
+        confidence=0.85,
+        evidence={**evidence, "factor": factor, "factor_over_sqrt_h": roots},
+        remedy="Take the factor away where the draft embeds its tokens, unless it was trained with it: some targets scale "
+        "their embedding (by the root of the hidden size), and drafts that share it are fed the plain one.",
     )

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from drafttrace.compare.facts import Facts
-from drafttrace.compare.findings.base import finder, finding, name_slots
-from drafttrace.compare.inside import FcSlot, Seam
+from drafttrace.compare.findings.base import finder, finding
+from drafttrace.compare.inside import Seam
 from drafttrace.compare.result import Finding
 from drafttrace.compare.vocabulary import Entry, register
 
@@ -66,11 +66,21 @@ register(
 )
 
 
+_RECYCLED = {
+    "normed": ("norm-extra", "an RMS norm"),
+    "rms": ("norm-extra", "an RMS norm"),
+    "un-normed": ("norm-missing", "an RMS norm"),
+    "gain": ("norm-gain", "a gain per channel"),
+    "scalar": ("scale", "a factor"),
+    "rotation": ("rotation", "a rotation"),
+    "bytes": ("dtype-reinterpretation", "another reading of its bytes"),
+}
+
+
 @finder(turn=60, unpaired=True)
 def find(facts: Facts) -> Iterator[Finding]:
     """Findings inside the left trace."""
     yield from _fc_not_called(facts)
-    yield from _fc_in(facts)
     yield from _recycled(facts)
     yield from _vocab_map(facts)
     yield from _position_seam(facts)
@@ -94,121 +104,31 @@ def _fc_not_called(facts: Facts) -> Iterator[Finding]:
     )
 
 
-def _fc_in(facts: Facts) -> Iterator[Finding]:
-    inside = facts.inside
-    if inside.fc_state == "raw":
-        yield finding(
-            "norm-missing",
-            "The draft's config asks for a norm before fc, but fc received the target's aux rows unchanged.",
-            slots=range(len(inside.fc_in)),
-            confidence=0.95,
-            evidence={"fc_in": "equal to aux, bit for bit"},
-            remedy="This SGLang does not apply the norm (fc_norm / norm_before_fc): use a release that does.",
-        )
-    if inside.fc_state != "differs":
-        return
-    # Rows that were read from the padding are told as such.
-    leaked = max((leak.count for leak in facts.copies.leaks if leak.tap in {"hidden_in", "fc_in"}), default=0)
-    flat = inside.alike("aux", "hidden_in", "fc_in")  # told as constant-rows
-    bad = [s for s in inside.fc_in if s.rows - s.equal > leaked and s.slot not in flat]
-    shifted = [s for s in bad if s.shift is not None]
-    if shifted and len(shifted) == len(bad):
-        yield _shifted(shifted)
-        return
-    stale = [s for s in bad if s.stale]
-    moved = [s for s in bad if s.same_as is not None]
-    if moved:
-        order = {s.slot: s.same_as for s in moved}
-        yield finding(
-            "slot-permutation",
-            f"fc received the target's aux slots in another order: {order}.",
-            slots=[s.slot for s in moved],
-            confidence=0.97,
-            evidence={"fc_in_holds_aux": {str(k): v for k, v in order.items()}},
-            remedy="Look at what concatenates the aux states between target and draft.",
-        )
-    if stale:
-        yield _stale(stale)
-    rest = [s for s in bad if not s.stale and s.same_as is None]
-    yield from _transformed(rest)
-
-
-def _shifted(slots: list[FcSlot]) -> Finding:
-    offset = slots[0].shift or 0
-    when = "before" if offset < 0 else "after"
-    step = "one token" if abs(offset) == 1 else f"{abs(offset)} tokens"
-    rows = slots[0].rows - slots[0].equal
-    return finding(
-        "token-shift",
-        f"fc's input pairs every token with the state of {step} {when} it: {rows} of {slots[0].rows} rows hold the "
-        f"target's aux row of position p{offset:+d}.",
-        slots=[s.slot for s in slots],
-        confidence=0.95,
-        evidence={str(s.slot): {"rows": s.rows, "equal": s.equal, "shift": s.shift} for s in slots},
-        remedy="Look at what hands the target's states to the draft's extend: its rows are not those of its positions.",
-    )
-
-
-def _stale(stale: list[FcSlot]) -> Finding:
-    first = stale[0]
-    return finding(
-        "stale-rows",
-        f"{len(first.stale)} rows of fc's input are copies of aux rows of other positions (position {first.stale[0][0]} "
-        f"holds the row of position {first.stale[0][1]}).",
-        slots=[s.slot for s in stale],
-        confidence=0.95,
-        evidence={str(s.slot): [list(pair) for pair in s.stale] for s in stale},
-        remedy="The draft ran on a buffer of an earlier pass: compare with --disable-cuda-graph; look for a skipped copy.",
-    )
-
-
-def _transformed(rest: list[FcSlot]) -> Iterator[Finding]:
-    names = {"normed": "norm-extra", "rms": "norm-extra", "scalar": "scale", "gain": "norm-gain"}
-    for name in sorted(set(names.values())):
-        slots = [s for s in rest if s.fits and names.get(s.fits[0].name) == name and s.fits[0].residual < 0.1]
-        if slots:
-            yield finding(
-                name,
-                f"fc's input is not the target's aux in {name_slots([s.slot for s in slots])}: it went through "
-                f"{'a norm that the draft config does not ask for' if name == 'norm-extra' else 'a factor'}.",
-                slots=[s.slot for s in slots],
-                confidence=0.9,
-                evidence={str(s.slot): {"fit": s.fits[0].name, "residual": s.fits[0].residual} for s in slots},
-                remedy="Compare fc_norm, norm_before_fc and use_aux_norm in the served config with the trainer's.",
-            )
-    left_over = [s for s in rest if not (s.fits and s.fits[0].name in names and s.fits[0].residual < 0.1)]
-    if left_over:
-        yield finding(
-            "unexplained",
-            f"fc's input differs from the target's aux in {name_slots([s.slot for s in left_over])}; no known cause fits.",
-            slots=[s.slot for s in left_over],
-            confidence=0.5,
-            evidence={
-                str(s.slot): {
-                    "rows": s.rows,
-                    "equal": s.equal,
-                    "by_phase": {k: list(v) for k, v in s.equal_by_phase.items()},
-                }
-                for s in left_over
-            },
-            remedy="Compare eager with graphs, and TP 1 with TP 2, to find where the hand-over changes the rows.",
-        )
-
-
 def _position_seam(facts: Facts) -> Iterator[Finding]:
     """Draft-decode positions must follow the extend's last one without a gap, step by step."""
     seams = [s for s in facts.inside.seams if len(s.steps) >= 1]
     broken = [s for s in seams if _seam_fault(s)]
-    if not broken or len(broken) < max(1, len(seams) // 2):
+    offsets = facts.inside.offsets
+    if (not broken or len(broken) < max(1, len(seams) // 2)) and not offsets:
         return
-    first = broken[0]
+    if offsets:
+        phase, off = next(iter(offsets.items()))
+        after = "after verify" if phase.endswith("verify") else "after prefill"
+        text = f"The positions of the draft's extend {after} are {off:+d} off: its rows hold the tokens of other positions"
+    else:
+        text = "The draft's decode positions do not follow its extend"
+    if broken:
+        text += f"{'; and' if offsets else ':'} after position {broken[0].last} come {list(broken[0].steps)}"
     yield finding(
         "position-seam",
-        f"The draft's decode positions do not follow its extend: after position {first.last} come {list(first.steps)}.",
+        f"{text}.",
         slots=(),
         confidence=0.9,
-        evidence={str(s.round): {"extend_ends": s.last, "steps": list(s.steps)} for s in broken[:8]},
-        remedy="The draft's decode positions are off: check seq_lens and the position offset of the draft worker.",
+        evidence={
+            **{str(s.round): {"extend_ends": s.last, "steps": list(s.steps)} for s in broken[:8]},
+            **({"offsets": dict(offsets)} if offsets else {}),
+        },
+        remedy="The draft's positions are off: check seq_lens and the position offset of the draft worker.",
     )
 
 
@@ -231,15 +151,17 @@ def _recycled(facts: Facts) -> Iterator[Finding]:
         "fit": fit.name if fit is not None else None,
         "residual": fit.residual if fit is not None else None,
     }
-    if fit is not None and fit.name in {"normed", "rms", "un-normed"}:
-        name = "norm-missing" if fit.name == "un-normed" else "norm-extra"
+    if fit is not None and fit.name in _RECYCLED:
+        name, what = _RECYCLED[fit.name]
+        factor = f" of {fit.fitted['factor']:.4g}" if fit.name == "scalar" else ""
         yield finding(
             name,
-            "The state that the draft recycles from step to step is not what the step before left behind: an RMS norm "
+            f"The state that the draft recycles from step to step is not what the step before left behind: {what}{factor} "
             "lies between them.",
             confidence=0.8,
             evidence=evidence,
-            remedy="Compare norm_output in the draft's config with what the trainer fed to its second step.",
+            remedy="Compare norm_output in the draft's config with what the trainer fed to its second step, and look at "
+            "what the server does to the state between two steps.",
         )
         return
     lost = [step for step, (rows, equal) in recycled.by_step.items() if rows >= 3 and equal < rows // 2]

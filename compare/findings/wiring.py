@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from drafttrace.compare.facts import DECLARED, VALUE, Facts
 from drafttrace.compare.findings.base import boundary_list, finder, finding, name_slots
 from drafttrace.compare.findings.positions import placed
-from drafttrace.compare.remedy import wiring_remedy
+from drafttrace.compare.remedy import already_live, wiring_remedy
 from drafttrace.compare.result import FAULT, NOTE, Finding
 from drafttrace.compare.vocabulary import Entry, register
 from drafttrace.compare.wiring import Reading
@@ -130,7 +130,9 @@ def _evidence(facts: Facts, **more: Any) -> dict[str, Any]:
 
 
 def _remedy(facts: Facts) -> str:
-    return wiring_remedy(facts.reference_wiring, facts.wiring_block)
+    served = facts.left.about.get("server_args")
+    draft = served.get("speculative_draft_model_path") if isinstance(served, Mapping) else None
+    return wiring_remedy(facts.reference_wiring, facts.wiring_block, draft if isinstance(draft, str) else None)
 
 
 def _how(facts: Facts) -> str:
@@ -181,6 +183,8 @@ def _default(facts: Facts) -> Iterator[Finding]:
     source = str(facts.wiring_block.get("source", ""))
     if not source.lower().startswith("default") and not source.lower().endswith("default"):
         return
+    if already_live(facts.reference_wiring, facts.wiring_block):
+        return  # the default is right, and the server captures something else
     yield finding(
         "default-wiring",
         f"The server found no layer ids in the draft's config and fell back to its default wiring "
@@ -239,7 +243,9 @@ def _permutation(facts: Facts, reading: Reading) -> Iterator[Finding]:
     )
     if list(facts.reference_wiring) == sorted(k for k in facts.reference_wiring if k is not None):
         remedy = _remedy(facts)
-        if facts.wiring_block.get("source") != "override":
+        if facts.wiring_block.get("source") != "override" and not already_live(
+            facts.reference_wiring, facts.wiring_block
+        ):
             remedy += " Check what reorders the slots on the serving side."
     yield finding(
         "slot-permutation",

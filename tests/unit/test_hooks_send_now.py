@@ -149,7 +149,6 @@ def test_a_process_that_died_is_told_as_from_the_thread(
     pid = recorder.thread.files.pid
     assert pid is not None
     process = recorder.thread.files._process
-    before = store.state("one")
     os.kill(pid, signal.SIGKILL)
     assert process is not None
     process.wait(30)

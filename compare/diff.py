@@ -15,7 +15,9 @@ from drafttrace.compare.broken import Measured, find_broken
 from drafttrace.compare.copies import look_for_copies, row_maps
 from drafttrace.compare.facts import CopyFacts, Facts, PartFacts, RowFacts, layers_of
 from drafttrace.compare.findings import diagnose
+from drafttrace.compare.findings.noise import worth_a_look
 from drafttrace.compare.findings.tokens import first_difference
+from drafttrace.compare.grids import Grid, find_grids
 from drafttrace.compare.hypotheses import PER_CHANNEL, Doubles
 from drafttrace.compare.inside import InsideFacts, look_inside
 from drafttrace.compare.judge import MISMATCH, counted, overall, summary_of
@@ -106,6 +108,7 @@ def diff(
         odd=odd,
         odd_beside=odd_beside,
         parts=parts,
+        grids=_grids(sides, slots, location),
         wirings=wirings(location, layers_of(left, reference)),
         ranks=replace(between, partial=partial),
     )
@@ -161,6 +164,7 @@ class _Work:
     odd: tuple[RowFacts, ...] = ()
     odd_beside: tuple[RowFacts, ...] = ()
     parts: tuple[PartFacts, ...] = ()
+    grids: tuple[Grid, ...] = ()
     wirings: Wirings = NO_WIRINGS
     ranks: RankFacts = NO_RANKS
 
@@ -216,6 +220,17 @@ def _judged(slots: Iterable[MeasuredSlot], location: Location, judging: _Judging
         yield assemble.slot_result(slot, location, judging.thresholds, judging.noise, judging.decode)
 
 
+def _grids(sides: Sides, slots: Sequence[SlotResult], location: Location) -> tuple[Grid, ...]:
+    """The number formats of the slots that differ as a coarse one makes them differ."""
+    wanted = {slot.slot for slot in slots if worth_a_look(slot.rel_l2.p50)}
+    places = [
+        f for f in (*location.left, *location.reference) if f.located is not None and f.located.by_value.found
+    ]
+    wanted |= {f.index for f in places if f.located is not None and worth_a_look(f.located.by_value.distance)}
+    streams = [s for s in (*sides.left_slots, *sides.reference_slots) if s.slot in wanted]
+    return tuple(find_grids(location.sample, streams))
+
+
 def _finish(work: _Work, judging: _Judging) -> Result:
     left, reference, location = work.left, work.reference, work.location
     inside = look_inside(left, _measured(work, "left") if reference is not None else None)
@@ -248,6 +263,7 @@ def _finish(work: _Work, judging: _Judging) -> Result:
         rope=judging.rope() if work.slots and all(s.verdict != MISMATCH for s in work.slots) else None,
         decode=judging.decode,
         parts=work.parts,
+        grids=work.grids,
         broken_reference=find_broken(reference, _measured(work, "reference")) if reference is not None else (),
     )
     compared = _was_compared(work, facts)

@@ -9,6 +9,7 @@ import numpy as np
 
 from drafttrace.compare.align import Alignment
 from drafttrace.compare.broken import BrokenTap
+from drafttrace.compare.grids import Grid
 from drafttrace.compare.hypotheses import Doubles, Fit
 from drafttrace.compare.inside import InsideFacts
 from drafttrace.compare.locate import Distance, Located
@@ -123,7 +124,8 @@ class Facts:
     left side's rows before and after it show it, None where they do not. norm_weights: the norm weights of the served
     models by name, read where a fitted gain asks for them. rope: the draft replayed with the target's rope base, where its
     config gives another one and the slots are right. rows, other_rows: of the slots, and of the embedding and
-    the last state. parts: rows of slots that differ while the others do not. broken_reference: taps of the reference with
+    the last state. parts: rows of slots that differ while the others do not. grids: number
+    formats of slots coarser than bf16. broken_reference: taps of the reference with
     rows that can be no state; of the left side ``inside`` tells.
     """
 
@@ -155,6 +157,7 @@ class Facts:
     rope: RopeTrial | None
     decode: Callable[[int], str] | None
     parts: tuple[PartFacts, ...] = ()
+    grids: tuple[Grid, ...] = ()
     broken_reference: tuple[BrokenTap, ...] = ()
 
     @property

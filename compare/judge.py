@@ -92,13 +92,13 @@ def rejudge(result: Result, thresholds: Thresholds) -> Result:
     others = tuple(judge_slot(_parted(slot, thresholds), thresholds) for slot in result.others)
     bad = {slot.slot for slot in slots if slot.verdict == MISMATCH}
     found = [f for f in result.findings if f.id not in _BY_LEVEL]
-    found = [f for f in found if not f.judged_by_level or set(f.slots) & bad]
+    found = [f for f in found if not f.judged_by_level or (set(f.slots) & bad and f.id != "quantization-noise")]
     compared = result.verdict != INCOMPARABLE or any(slot.rows for slot in slots)
     judged = counted(slots, others, len(result.left.slots))
     if compared:
         found += find_unexplained(slots, others, found, thresholds)
         beside = tuple(state.slot for state in others)
-        ending = Ending(result.acceptance, len(slots), beside, result.reference is None, thresholds)
+        ending = Ending(result.acceptance, len(slots), beside, result.reference is None, thresholds, slots)
         found += conclusion(ending, found, overall(judged, found, compared))
     findings = in_order(found)
     verdict = overall(judged, findings, compared)
@@ -175,7 +175,9 @@ def summary_of(
         names = " and ".join(f"slot {number}" for number in empty)
         verb = "has" if len(empty) == 1 else "have"
         return f"The other slots match, but {names} {verb} no row on both sides: record again with all taps on."
-    first = next((f.summary for f in findings if f.id in {"none", "downstream", "no-overlap"}), "")
+    told = ("none", "downstream", "no-overlap")
+    noisy = [f.summary for f in findings if f.id == "quantization-noise" and verdict in {NOISE, MISMATCH}]
+    first = next(iter(noisy), "") or next((f.summary for f in findings if f.id in told), "")
     if first:
         return first
     if verdict == INCOMPARABLE:

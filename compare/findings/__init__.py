@@ -42,7 +42,7 @@ def diagnose(facts: Facts, compared: bool) -> tuple[Finding, ...]:
         found += find_unexplained(facts.slots, facts.others, found, facts.thresholds)
         beside = tuple(state.slot for state in facts.others)
         alone = facts.reference is None
-        ending = Ending(facts.acceptance, len(facts.slots), beside, alone, facts.thresholds)
+        ending = Ending(facts.acceptance, len(facts.slots), beside, alone, facts.thresholds, facts.slots)
         judged = counted(facts.slots, facts.others, len(facts.left.slots))
         found += conclusion(ending, found, overall(judged, found, compared))
     return in_order(found)

@@ -19,6 +19,7 @@ from drafttrace.compare.findings.accept_lengths import (
     both_agree,
 )
 from drafttrace.compare.findings.base import finding, name_slots
+from drafttrace.compare.findings.noise import unstructured
 from drafttrace.compare.outliers import outlier_positions
 from drafttrace.compare.part_words import part_hint, part_level, part_name
 from drafttrace.compare.result import FAULT, NOTE, Acceptance, Finding, RowPart, SlotResult
@@ -80,13 +81,14 @@ _NAMES = {-1: "The last state", -2: "The embedding"}
 @dataclass(frozen=True)
 class Ending:
     """What a conclusion is drawn from. slots: how many were compared. others: what was compared besides, as slot numbers.
-    alone: there was no reference."""
+    alone: there was no reference. states: the slots, judged."""
 
     acceptance: Acceptance
     slots: int
     others: tuple[int, ...]
     alone: bool
     thresholds: Thresholds
+    states: Sequence[SlotResult] = ()
 
 
 def unexplained_of(slots: Sequence[SlotResult]) -> Finding:
@@ -210,8 +212,10 @@ def find_unexplained(
 
 def conclusion(ending: Ending, found: Sequence[Finding], verdict_without: str) -> tuple[Finding, ...]:
     """``downstream`` or ``none`` where no fault was found and something was compared."""
-    if verdict_without not in {"match", "noise"} or any(f.id == "quantization-noise" for f in found):
+    if verdict_without not in {"match", "noise"}:
         return ()
+    coarse = any(f.id == "quantization-noise" for f in found)
+    noisy = coarse or verdict_without == "noise"
     acceptance = ending.acceptance
     consumed = {
         "equal": "fc received the target's states bit for bit",
@@ -224,8 +228,11 @@ def conclusion(ending: Ending, found: Sequence[Finding], verdict_without: str) -
     if not ending.slots:
         return (_without_slots(ending, verdict_without), *_uncovered(acceptance))
     if low and acceptance.fc_in in {"equal", "normed", "unknown"}:
-        told = _downstream(ending, consumed) if shown else _hardly_shown(ending, consumed)
+        told = _downstream(ending, consumed, noisy) if shown else _hardly_shown(ending, consumed, noisy)
         return (told, *_uncovered(acceptance))
+    if noisy:  # what differs by noise is no match, and is not told as one
+        more = () if coarse else (unstructured(ending.states, f"{consumed}{_observed(acceptance)}"),)
+        return (*notes, *more, *_uncovered(acceptance))
     head = "No fault is shown" if notes else "Nothing is wrong"
     head = "Both sides agree" if acceptance.between_traces else head
     return (
@@ -291,7 +298,7 @@ def _evidence(acceptance: Acceptance) -> dict[str, object]:
     }
 
 
-def _downstream(ending: Ending, consumed: str) -> Finding:
+def _downstream(ending: Ending, consumed: str, noisy: bool) -> Finding:
     acceptance = ending.acceptance
     limit = low_limit(acceptance, ending.thresholds)
     if acceptance.between_traces:
@@ -299,7 +306,8 @@ def _downstream(ending: Ending, consumed: str) -> Finding:
     expected = f" where {acceptance.expected:.2f} is expected" if acceptance.expected is not None else ""
     return finding(
         "downstream",
-        f"The hidden states are right; the fault is downstream of fc: {consumed}, yet the accept length is "
+        f"The hidden states {'differ by noise alone' if noisy else 'are right'}; the fault is downstream of fc: "
+        f"{consumed}, yet the accept length is "
         f"{acceptance.observed:.2f}{expected} (too low below {limit:.2f}).",
         confidence=0.8 if acceptance.fc_in != "unknown" else 0.5,
         evidence={**_evidence(acceptance), "too_low_below": limit},
@@ -308,7 +316,7 @@ def _downstream(ending: Ending, consumed: str) -> Finding:
     )
 
 
-def _hardly_shown(ending: Ending, consumed: str) -> Finding:
+def _hardly_shown(ending: Ending, consumed: str, noisy: bool) -> Finding:
     """A low accept length over rounds that a healthy draft may lose as well: no fault, and no all-clear either."""
     acceptance = ending.acceptance
     limit = low_limit(acceptance, ending.thresholds)
@@ -319,7 +327,8 @@ def _hardly_shown(ending: Ending, consumed: str) -> Finding:
         few = f"{few} cannot tell that from chance"
     return finding(
         "downstream",
-        f"All slots match, and {consumed}. The accept length is {acceptance.observed:.2f} (too low below {limit:.2f}), but "
+        f"{'No slot differs by more than noise' if noisy else 'All slots match'}, and {consumed}. The accept length is "
+        f"{acceptance.observed:.2f} (too low below {limit:.2f}), but "
         f"{few}: that shows no fault.",
         confidence=0.3,
         evidence={**_evidence(acceptance), "too_low_below": limit},

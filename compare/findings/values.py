@@ -19,10 +19,9 @@ from drafttrace.compare.findings.gains import (
 from drafttrace.compare.findings.value_words import text_of
 from drafttrace.compare.gains import ONCE, SQUARED, GainReading
 from drafttrace.compare.hypotheses import PER_CHANNEL, Fit, describe_gain
-from drafttrace.compare.result import NOTE, Finding
+from drafttrace.compare.result import Finding
 from drafttrace.compare.vocabulary import Entry, register
 from drafttrace.tracer.capture import Norm
-from drafttrace.tracer.rows import DType
 
 register(
     Entry(
@@ -99,18 +98,6 @@ register(
         remedy="Undo the rotation of the quantisation before the states are handed over.",
         cases=("vllm-ascend#7038",),
     ),
-    Entry(
-        id="quantization-noise",
-        kind="number-format",
-        rank=470,
-        listed=40,
-        what="A small, unstructured, even difference. Not a wiring fault.",
-        signature=(
-            "Above the limit for equal, below the limit for wrong; the right boundary is still the only one that fits."
-        ),
-        remedy="Record the same prompt twice and give both to --noise to measure the floor.",
-        cases=("speculators#461",),
-    ),
 )
 
 _OF_FIT = {
@@ -128,12 +115,11 @@ _OF_FIT = {
 
 @finder(turn=20)
 def find(facts: Facts) -> Iterator[Finding]:
-    """Findings about transformed slots, and about coarse number formats."""
+    """Findings about transformed slots."""
     if facts.reference is None:
         return
     yield from _transformed(facts)
     yield from _last_norm(facts)
-    yield from _quantized(facts)
 
 
 def _transformed(facts: Facts) -> Iterator[Finding]:
@@ -266,35 +252,3 @@ def _is_second_norm(fit: Fit, reading: GainReading | None) -> bool:
     if fit.name == "rms":
         return True
     return fit.name == "normed" and (reading is None or reading.kind in {ONCE, SQUARED})
-
-
-def _quantized(facts: Facts) -> Iterator[Finding]:
-    """A coarse number format: small, unstructured differences everywhere."""
-    assert facts.reference is not None
-    coarse = {DType.FP8_E4M3, DType.FP8_E5M2}
-    kinds = {s.rows.dtype for c in (facts.left, facts.reference) for s in c.slots} & coarse
-    slots = [index for index in range(len(facts.slots)) if kinds and _plain_distance(facts, index) > 0.01]
-    if not slots:
-        return
-    kind = sorted(kinds)[0]
-    yield finding(
-        "quantization-noise",
-        f"The small, unstructured differences in {name_slots(slots)} are what storing in {kind} costs.",
-        slots=slots,
-        confidence=0.9,
-        evidence={"dtype": kind, "rel_l2": {str(i): _plain_distance(facts, i) for i in slots}},
-        remedy="Nothing to fix. Store the dump in bf16 to compare more closely.",
-        severity=NOTE,
-    )
-
-
-def _plain_distance(facts: Facts, index: int) -> float:
-    """How far a slot that is no transformed state is from where it belongs; 0 where that is not known."""
-    streams = [s for s in (*facts.left_streams, *facts.reference_streams) if s.index == index]
-    if any(s.explanation is not None or s.broken for s in streams):
-        return 0.0
-    places = [s.located.by_value.distance for s in streams if s.located is not None and s.located.by_value.found]
-    if places:
-        return max(places)
-    level = facts.slots[index].rel_l2.p50
-    return level if level < 0.35 else 0.0

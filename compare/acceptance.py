@@ -36,23 +36,42 @@ def expected_of_accuracies(accuracies: Sequence[float], source: str) -> Expected
 def parse_expected(text: str, steps: int | None = None) -> Expected:
     """``2.7`` (a length), ``0.75,0.71,0.68`` (accuracies per step) or ``0.75`` (one for all of ``steps`` steps).
 
-    Raises DrafttraceError for anything else.
+    Accuracies of more steps than the server drafts do not count. Raises DrafttraceError for anything else, for an accuracy
+    of 0 in the first step, which no accept length falls short of, and as :func:`reachable` does.
     """
     try:
         numbers = [float(part) for part in text.split(",")]
     except ValueError:
         numbers = []
     if len(numbers) == 1 and 1 < numbers[0] < 1000:
-        return Expected(numbers[0], (), "given")
+        return reachable(Expected(numbers[0], (), "given"), steps)
     if not numbers or not all(0 <= number <= 1 for number in numbers):
         raise DrafttraceError(
             f"The expected accept length '{text}' is neither a length above 1 nor accuracies between 0 and 1; write it "
             "like 2.7 or 0.75,0.71,0.68, or give the file that drafttrace replay --json wrote."
         )
+    if numbers[0] == 0:
+        raise DrafttraceError(
+            f"An expected accept length of '{text}' is that of a draft that never says a right token, so nothing could "
+            "fall short of it; give the accuracies that training logged, like 0.75,0.71,0.68, or leave --expected out."
+        )
     if len(numbers) == 1:
         numbers *= steps if steps is not None and steps > 0 else 3
+    elif steps is not None and 0 < steps < len(numbers):
+        numbers = numbers[:steps]
     shown = ", ".join(f"{number:.3g}" for number in numbers)
     return expected_of_accuracies(numbers, f"1 + a1 + a1·a2 + … with step accuracies {shown}")
+
+
+def reachable(expected: Expected, steps: int | None) -> Expected:
+    """The same. Raises DrafttraceError where a server that drafts ``steps`` tokens a round can never reach it."""
+    if steps is not None and steps > 0 and expected.length > 1 + steps:
+        raise DrafttraceError(
+            f"The expected accept length of {expected.length:g} ({expected.source}) is out of reach: the server drafts "
+            f"{steps} token{'s' if steps > 1 else ''} a round, so that no round gives more than {1 + steps}; give one of "
+            f"at most {1 + steps}, or the accuracies that training logged, like 0.75,0.71,0.68."
+        )
+    return expected
 
 
 def expected_of_replay(value: Any, path: str) -> Expected:

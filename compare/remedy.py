@@ -6,7 +6,7 @@ How SGLang turns ids into boundaries depends on the class: the trace says which 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from drafttrace.compare.id_rules import IdRule, boundaries_of, emitted, ids_for
 from drafttrace.tracer.boundary import wiring_name
@@ -52,7 +52,7 @@ def live_boundaries(wiring: Mapping[str, Any]) -> tuple[int, ...] | None:
     return emitted(boundaries_of(ids, rule, n), n - 1)
 
 
-def _integers(value: Any) -> bool:
+def _integers(value: Any) -> TypeGuard[Sequence[int]]:
     return isinstance(value, (list, tuple)) and bool(value) and all(isinstance(k, int) for k in value)
 
 
@@ -122,14 +122,15 @@ def _right_already(
         given = f"The wiring that the server says it uses, {wiring_text}, is right for this training dump"
     else:
         given = (
-            f'{folder} is right for this training dump: "{FIELD}": {list(ids or ())} inside "eagle_config" (for '
+            f'{folder} is right for this training dump: "{FIELD}": {list(ids)} inside "eagle_config" (for '
             f"{where or 'this server'} these ids mean {wiring_text})"
         )
     more = "" if source == "override" else f" `{serve} -- ...` shows whether the server can hand over these at all."
     return (
         f"{given}, so leave it as it is: what was captured is not what the server says. Look for what makes the two "
-        "differ: another SGLang version than the trace names, or a model class that counts layers in another way (drafttrace check "
-        "--target DIR --draft DIR reads both); a patched model class, or a hook that hands over another layer's output; "
+        "differ: another SGLang version than the trace names, or a model class that counts layers in another way "
+        "(drafttrace check --target DIR --draft DIR reads both); a patched model class, or a hook that hands over another "
+        "layer's output; "
         f"another draft folder or target than the ones meant here.{more}"
     )
 

@@ -193,7 +193,7 @@ def _marks(tokenizer: Path | None, left: Capture, reference: Capture | None) -> 
 
 
 def _expected(text: str | None, left: Capture) -> Expected | None:
-    from drafttrace.compare.acceptance import draft_steps, expected_of_replay, parse_expected
+    from drafttrace.compare.acceptance import draft_steps, expected_of_replay, parse_expected, reachable
 
     if text is None:
         return None
@@ -206,4 +206,4 @@ def _expected(text: str | None, left: Capture) -> Expected | None:
         raise DrafttraceError(
             f"The replay '{text}' cannot be read as JSON; give what 'drafttrace replay --json' wrote."
         ) from None
-    return expected_of_replay(value, text)
+    return reachable(expected_of_replay(value, text), draft_steps(left))

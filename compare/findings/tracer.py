@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from drafttrace.compare.facts import Facts
 from drafttrace.compare.findings.base import finder, finding, quoted
 from drafttrace.compare.result import FAULT, NOTE, Finding
 from drafttrace.compare.vocabulary import Entry, register
-from drafttrace.tracer.capture import Capture
+from drafttrace.tracer.capture import Capture, Probe
+
+_MOST_NAMES = 8
 
 register(
     Entry(
@@ -61,6 +63,9 @@ def find(facts: Facts) -> Iterator[Finding]:
                 remedy="Run drafttrace doctor: it says which hook does not fit the installed SGLang.",
                 severity=FAULT if side == "left" else NOTE,
             )
+        some = [p for p in capture.probes if 0 < p.fired < p.expected]
+        if some:
+            yield _half_silent(side, some)
         dropped = [p for p in capture.probes if p.dropped > 0]
         if dropped:
             yield finding(
@@ -82,6 +87,23 @@ def find(facts: Facts) -> Iterator[Finding]:
                 remedy="Record again; if it happens again, the server's log says why (search for drafttrace).",
                 severity=NOTE,
             )
+
+
+def _half_silent(side: str, probes: Sequence[Probe]) -> Finding:
+    """Taps that missed some passes: what those computed is in no row, so that nothing is said of it."""
+    first = max(probes, key=lambda p: (p.expected - p.fired) / p.expected)
+    names = ", ".join(p.name for p in probes[:_MOST_NAMES])
+    more = f" and {len(probes) - _MOST_NAMES} more" if len(probes) > _MOST_NAMES else ""
+    return finding(
+        "probe-silent",
+        f"The {side} trace has taps that fired in some passes only: {names}{more} ({first.name}: {first.fired} of "
+        f"{first.expected}). Nothing is known about the others.",
+        confidence=0.99,
+        evidence={p.name: {"expected": p.expected, "fired": p.fired, "rows": p.rows} for p in probes},
+        remedy="Run drafttrace doctor: it says which hook does not fit the installed SGLang. Passes that run as CUDA "
+        "graphs and others that do not are what most often differs: compare with --disable-cuda-graph.",
+        severity=NOTE,
+    )
 
 
 def _reason(trace: Capture) -> str:

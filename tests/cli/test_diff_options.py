@@ -56,12 +56,14 @@ def test_an_expected_accept_length_is_shown_beside_the_observed_one(tmp_path: Pa
     alone = result_of(FIXED, DUMP, "--expected", "0.5")["acceptance"]
     assert alone["expected"] == pytest.approx(sum(0.5**k for k in range(steps + 1)))
     replay = tmp_path / "replay.json"
-    replay.write_text(json.dumps({"wirings": [{"score": None}, {"score": {"expected": 40.0}}]}))
-    low = result_of(FIXED, DUMP, "--expected", replay)
+    replay.write_text(json.dumps({"wirings": [{"score": None}, {"score": {"expected": 6.0}}]}))
+    low = result_of(FIXED, DUMP, "--expected", replay, "--threshold", "accept_part=1.2")
     assert ids(low) == ["downstream"] and low["exit_code"] == 1
-    assert "6.00 where 40.00 is expected (too low below 24.40)" in low["summary"]
+    assert "6.00 where 6.00 is expected (too low below 7.00)" in low["summary"]
+    beyond = tmp_path / "beyond.json"
+    beyond.write_text(json.dumps({"wirings": [{"score": {"expected": 40.0}}]}))
     replay.write_text("[]")
-    for wrong in ("much", "0.5,1.5", "-1", str(replay), str(tmp_path / "none.json")):
+    for wrong in ("much", "0.5,1.5", "-1", "0", "6.5", str(replay), str(tmp_path / "none.json"), str(beyond)):
         done = run("diff", FIXED, DUMP, "--expected", wrong)
         assert done.returncode == 2 and "Traceback" not in done.stderr and wrong in done.stderr
 

@@ -40,15 +40,18 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_healthy_twin_raises_no_alarm(
     name: str, twin: str, start_server: Callable[..., Any], pairs: Any, home: Path, tmp_path: Path, fault_row: Any
 ) -> None:
-    plain = FaultServer.start(start_server, pairs[name], home).record(tmp_path / "plain.h5", index=1)
+    steady = FaultServer.start(start_server, pairs[name], home)
+    plain, again = (steady.record(tmp_path / f"{word}.h5", index=1) for word in ("plain", "again"))
     server = FaultServer.start(start_server, pairs[name], home, **TWINS[twin])
     other = server.record(tmp_path / "twin.h5", index=1)
-    for command, left, right in (
-        ("diff TWIN PLAIN", other, plain),
-        ("diff TRACE DUMP", other, dump_of(pairs[name], 1)),
-        ("diff TRACE", other, None),
+    dump = dump_of(pairs[name], 1)
+    for command, left, right, options in (
+        ("diff TWIN PLAIN", other, plain, ()),
+        ("diff TRACE DUMP", other, dump, ()),
+        ("diff TRACE DUMP --noise", other, dump, ("--noise", plain, again)),
+        ("diff TRACE", other, None, ()),
     ):
-        found = diff(left, right)
+        found = diff(left, right, *options)
         row = server.row(f"healthy: {twin}", [], found, command)
         fault_row(row)
         assert row.reached and found.code == 0, (command, found.explained)

@@ -44,6 +44,12 @@ class FcSlot:
     made_of: int | None = None
 
     @property
+    def explained(self) -> bool:
+        """Whether nothing differs, or a cause other than copied rows is known."""
+        known = (self.same_as, self.shift, self.made_of, self.fit)
+        return self.equal == self.rows or any(one is not None for one in known)
+
+    @property
     def fit(self) -> Fit | None:
         """The best fit, where it explains the rows that differ."""
         best = self.fits[0] if self.fits else None
@@ -67,6 +73,13 @@ class _Pairs:
 
     def __len__(self) -> int:
         return len(self.values)
+
+    def only(self, rows: Bools) -> _Pairs:
+        """Some of the rows."""
+        aux = [state[rows] for state in self.aux]
+        return _Pairs(
+            self.values[rows], aux, self.phases[rows], self.positions[rows], self.passes[rows], self.width
+        )
 
     def slot(self, index: int) -> Floats:
         return self.values[:, index * self.width : (index + 1) * self.width]
@@ -92,7 +105,7 @@ def check_fc_in(trace: Capture, draft: DraftRows, offsets: Mapping[int, int]) ->
         np.where(trace.table.phase[theirs] == Phase.VERIFY, trace.table.frame[theirs], -1),
         wide.width // count,
     )
-    slots = tuple(_fc_slot(i, pairs) for i in range(count))
+    slots = tuple(one for i in range(count) for one in _by_phase(i, pairs, _fc_slot(i, pairs)))
     whole = _joint_norm(pairs) if any(s.equal < s.rows for s in slots) else None
     return (
         slots
@@ -156,6 +169,16 @@ def position_offsets(trace: Capture, draft: DraftRows) -> dict[int, int]:
     return {phase: d - first for phase, d in found.items() if d != first}
 
 
+def _by_phase(index: int, pairs: _Pairs, whole: FcSlot) -> tuple[FcSlot, ...]:
+    """The slot, or one of each phase where its rows differ by one cause after prefill and by another after verify."""
+    if whole.explained or len(np.unique(pairs.phases)) < 2 or whole.phases:
+        return (whole,)
+    parts = [_fc_slot(index, pairs.only(pairs.phases == phase)) for phase in np.unique(pairs.phases)]
+    if not any(part.explained for part in parts):
+        return (whole,)
+    return tuple(replace(part, phases=tuple(part.equal_by_phase)) for part in parts if part.equal < part.rows)
+
+
 def _fc_slot(index: int, pairs: _Pairs) -> FcSlot:
     raw, own = pairs.slot(index), pairs.aux[index]
     states = is_state(raw) & is_state(own)  # rows that can be no state are told as such
@@ -207,12 +230,16 @@ def _made_otherwise(found: FcSlot, values: Floats, aux: Sequence[Floats], positi
         for j, state in enumerate(aux):
             if (j, d) == (found.slot, 0):
                 continue
-            fits = tuple(f for f in near_fits(values[ours], state[theirs]) if f.name != "identity")
-            if fits and fits[0].residual < _SURE and (best is None or fits[0].residual < best[0]):
-                best = fits[0].residual, j, d, fits
+            x, y = values[ours], state[theirs]
+            near = near_fits(x, y)
+            plain = next((fit.residual for fit in near if fit.name == "identity"), 0.0)
+            for fits in (near, far_fits(x, y) if plain >= _TURNED else ()):
+                if fits and fits[0].residual < _SURE and (best is None or fits[0].score < best[0]):
+                    best = fits[0].score, j, d, fits
     if best is None:
         return found
     _, j, d, fits = best
+    fits = () if fits[0].name == "identity" else fits
     return replace(found, fits=fits, made_of=j if j != found.slot else None, shift=d or None)
 
 

@@ -53,7 +53,7 @@ def find(facts: Facts) -> Iterator[Finding]:
         return
     moved = [s for s in bad if s.same_as is not None or s.made_of is not None]
     if moved:
-        yield _moved(moved, len(inside.fc_in))
+        yield _moved(moved, len({s.slot for s in inside.fc_in}))
     shifted = [s for s in bad if s.shift is not None]
     if shifted:
         yield _shifted(shifted)

@@ -177,3 +177,27 @@ def test_default_ids_are_told_without_a_dump(pair: str) -> None:
     config = {**left.about["draft_config"], "eagle_aux_hidden_state_layer_ids": [1, 2, 3]}
     found = diff(replace(left, about={**left.about, "draft_config": config}), None).findings[0]
     assert (found.id, found.severity) == ("default-wiring", "fault") and "[1, 2, 3]" in found.summary
+
+
+@PAIRS
+def test_prefill_and_verify_may_have_a_cause_each(pair: str) -> None:
+    """Two slots swapped after verify, and every row a token late: 'stale-rows' beside what is no stale row."""
+    left, width = trace(pair), trace(pair).slots[0].rows.width
+    table = draft_of(left).table
+    extend = in_phase(left, Phase.DRAFT_EXTEND_PREFILL, Phase.DRAFT_EXTEND_VERIFY) & (table.accepted == 1)
+    rows = np.flatnonzero(extend)
+    rows = rows[np.argsort(table.position[rows], kind="stable")]
+
+    def swapped(values: Floats) -> Floats:
+        return np.concatenate([values[:, width : 2 * width], values[:, :width], values[:, 2 * width :]], axis=1)
+
+    def late(values: Floats) -> Floats:
+        moved = values.copy()
+        moved[rows[1:]] = values[rows[:-1]]
+        return moved
+
+    after = in_phase(left, Phase.DRAFT_EXTEND_VERIFY)
+    result = diff(with_draft(with_draft(left, "fc_in", swapped, after), "fc_in", late), None)
+    assert set(faults(result)) == {"slot-permutation", "token-shift"}, [(f.id, f.summary) for f in result.findings]
+    turned_late = with_draft(with_draft(left, "fc_in", turned(width), columns=columns_of(left, 1)), "fc_in", late)
+    assert set(faults(diff(turned_late, None))) == {"rotation", "token-shift"}

@@ -80,6 +80,8 @@ def find_broken(capture: Capture, measured: Measured | None = None) -> tuple[Bro
         bad = {NOT_FINITE: _not_finite(tap, checks), ZERO: checks.zero}
         if measured is not None and not capture.format.startswith("drafttrace.trace"):
             bad[ZERO] = bad[ZERO] & np.isin(tap.index, measured.rows)
+        if tap.by_token and bad[ZERO].any() and _zero_vector(capture, tap, checks.zero, measured is not None):
+            del bad[ZERO]
         if not tap.recycled:  # what a draft step takes up is looked at beside what was left behind
             bad[CONSTANT] = _constant(tap, checks)
         found += [_broken(tap, kind, mask) for kind, mask in bad.items() if mask.any()]
@@ -129,6 +131,21 @@ def _not_finite(tap: Tap, checks: RowChecks) -> Bools:
     values[:, 1:][np.isneginf(values[:, 1:])] = 0
     mask[there] = ~np.isfinite(values).all(1)
     return mask
+
+
+def _zero_vector(capture: Capture, tap: Tap, mask: Bools, beside: bool) -> bool:
+    """Whether the zeros of an embedding are the vector of one token, as padding's is; in a slot, as the embedding says."""
+    rows = tap.index[mask]
+    tokens = tap.table.token_id[tap.index]
+    same = tokens == tap.table.token_id[rows[0]]
+    if 2 * len(rows) > len(tokens) or not np.array_equal(same, mask):
+        return False
+    if tap.slot is None or tap.slot < 0:
+        return True
+    if capture.embed is None:
+        return beside  # where one side alone has them, that is told of the compared slots
+    held = capture.embed.rows
+    return len(held) > int(rows.max()) and not held.take(rows).any()
 
 
 def _constant(tap: Tap, checks: RowChecks) -> Bools:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -156,3 +157,25 @@ def test_the_finding_about_compared_slots_and_the_one_about_taps_are_one(pair: s
     found = only(diff(trace(pair), with_slot(dump(pair), 1, broken)))
     assert found.summary.startswith("1 row in slot 1 is not finite (reference).")
     assert "First: slot 1 of the reference side at position 10, prefill." in found.summary
+
+
+def test_a_token_whose_vector_is_zero_is_no_fault() -> None:
+    """Padding's vector is often zero, and so is every state that holds it, on both sides."""
+    left = trace("kimi")
+    assert left.embed is not None and left.slots[0].boundary == 0
+    token = int(left.table.token_id[9])
+
+    def blank(capture: Capture) -> Callable[[Floats], Floats]:
+        def change(values: Floats) -> Floats:
+            values[capture.table.token_id[: len(values)] == token] = 0
+            return values
+
+        return change
+
+    padded = with_boundaries(with_slot(left, 0, blank(left)), blank(left), 0, 0)
+    padded = replace(
+        padded, embed=replace(left.embed, rows=bf16(blank(left)(left.embed.rows.floats()))), draft=None
+    )
+    assert faults(diff(padded, with_slot(dump("kimi"), 0, blank(dump("kimi"))))) == []
+    # In the slot alone it is one: the embedding says what the token's vector is.
+    assert only(diff(with_slot(replace(left, draft=None), 0, blank(left)), None)).id == "zero-rows"

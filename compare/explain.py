@@ -15,6 +15,7 @@ from drafttrace.compare.hypotheses import (
     near_fits,
     scalar,
     usable,
+    zeroed,
 )
 from drafttrace.compare.locate import Located, distance
 from drafttrace.compare.sample import Sample, Stream
@@ -84,14 +85,21 @@ def _scaled(
 
 
 def scale_only(x: Floats, y: Floats, name: str, boundary: int | None, thresholds: Thresholds) -> Explanation | None:
-    """A scalar fit that takes away most of a small distance, else None."""
+    """A scalar fit, or channels of zeros, that take away most of a small distance, else None."""
     a, b = usable(x, y)
     if len(a) < 4:
         return None
     plain, scaled = identity(a, b), scalar(a, b)
-    if not np.isfinite(plain.residual) or not abs(scaled.fitted["factor"] - 1) > thresholds.scale:
+    if not np.isfinite(plain.residual):
         return None
-    return Explanation(scaled, name, boundary, plain.residual) if scaled.residual < 0.5 * plain.residual else None
+    if abs(scaled.fitted["factor"] - 1) > thresholds.scale and scaled.residual < min(
+        0.5 * plain.residual, _MOST_LEFT
+    ):
+        return Explanation(scaled, name, boundary, plain.residual)
+    masked = zeroed(a, b)
+    if masked is not None and masked.residual < min(0.5 * plain.residual, _MOST_LEFT):
+        return Explanation(masked, name, boundary, plain.residual)
+    return None
 
 
 def _candidates(located: Located | None, atlas: Sequence[Stream], others: Sequence[Stream]) -> list[Stream]:

@@ -16,6 +16,8 @@ import numpy.typing as npt
 from drafttrace.tracer.rows import Floats
 
 Doubles = npt.NDArray[np.float64]
+_AS_LARGE = 0.3
+_ONE_SIZE = 0.02
 
 
 @dataclass(frozen=True)
@@ -82,8 +84,24 @@ def scalar(x: Doubles, y: Doubles) -> Fit:
 
 
 def rms_normed(x: Doubles, y: Doubles) -> Fit:
-    """x is y divided by its root mean square, times one number: an RMS norm with a flat weight."""
+    """x is y divided by its root mean square, times one number: an RMS norm with a flat weight. No fit where all rows have
+    one size: there it is that number alone."""
+    if _alike(rms(y)):
+        return Fit("rms", float("nan"), 1.6)
     return _renamed(scalar(x, y / rms(y)), "rms", 1.6)
+
+
+def zeroed(x: Doubles, y: Doubles) -> Fit | None:
+    """x is y with some channels that are 0 in every row of x alone; None where no channel is."""
+    if len(x) < 4:
+        return None
+    ours, theirs = x.any(0), y.any(0)
+    gone = ~ours & theirs
+    size = np.abs(y)
+    # A coarse number format makes zeros of small channels beside massive ones: those are no missing ones.
+    if not gone.any() or not np.median(size[:, gone]) > _AS_LARGE * np.median(size[:, ours | ~theirs]):
+        return None
+    return Fit("zeroed", residual(x, np.where(gone, 0.0, y)), 1.2, {"channels": np.flatnonzero(gone)})
 
 
 def gain(x: Doubles, y: Doubles) -> Fit:
@@ -93,12 +111,17 @@ def gain(x: Doubles, y: Doubles) -> Fit:
 
 
 def normed(x: Doubles, y: Doubles) -> Fit:
-    """x is RMSNorm(y) with a weight per channel."""
+    """x is RMSNorm(y) with a weight per channel. No fit where all rows of y have one size."""
+    if _alike(rms(y)):
+        return Fit("normed", float("nan"), 2.5)
     return _renamed(gain(x, y / rms(y)), "normed", 2.5)
 
 
 def un_normed(x: Doubles, y: Doubles) -> Fit:
-    """y is RMSNorm(x) with a weight per channel: x lacks the norm. Judged on y, which is all the fit can give."""
+    """y is RMSNorm(x) with a weight per channel: x lacks the norm. Judged on y, which is all the fit can give. No fit where
+    all rows of x have one size."""
+    if _alike(rms(x)):
+        return Fit("un-normed", float("nan"), 2.5)
     return _renamed(gain(y, x / rms(x)), "un-normed", 2.5)
 
 
@@ -145,7 +168,10 @@ def explain(x: Floats, y: Floats) -> tuple[Fit, ...]:
 def near_fits(x: Floats, y: Floats) -> tuple[Fit, ...]:
     """As :func:`explain`, with the fits of :data:`NEAR` alone."""
     left, right = usable(x, y)
-    return _sorted([fit(left, right) for fit in NEAR] if len(left) >= 4 else [])
+    if len(left) < 4:
+        return ()
+    masked = zeroed(left, right)
+    return _sorted([*(fit(left, right) for fit in NEAR), *([masked] if masked is not None else [])])
 
 
 def far_fits(x: Floats, y: Floats) -> tuple[Fit, ...]:
@@ -189,6 +215,12 @@ def describe_gain(weight: Doubles) -> dict[str, float]:
     """What reports print of a fitted gain: its median, spread and extremes."""
     low, middle, high = (float(p) for p in np.percentile(weight, (5, 50, 95)))
     return {"median": middle, "p05": low, "p95": high, "std": float(np.std(weight))}
+
+
+def _alike(sizes: Doubles) -> bool:
+    """Whether all rows have one size, so that dividing by it is nothing that could be seen."""
+    low, middle, high = np.percentile(sizes, (5, 50, 95)) if len(sizes) else (0.0, 0.0, 0.0)
+    return bool(high - low < _ONE_SIZE * middle)
 
 
 def _fit_gain(x: Doubles, y: Doubles) -> Doubles:

@@ -160,7 +160,8 @@ def _without_sweep(
     States without a declared boundary stand for themselves under the numbers -1, -2, ... (see :func:`stand_in`).
     """
     names = {s.name: s for s in theirs}
-    streams = {s.name: s for s in (*sides.left_slots, *sides.reference_slots)}
+    # Two dumps call their slots alike: one table for each side.
+    mine, streams = ({s.name: s for s in slots} for slots in (sides.left_slots, sides.reference_slots))
     found = []
     for fact in ours:
         best = best_of(cross.get(fact.name, {}), names)
@@ -170,7 +171,7 @@ def _without_sweep(
         other = names[best[0]]
         scaled = None
         if other.name in streams:
-            x, y = sample.read(streams[fact.name]), sample.read(streams[other.name])
+            x, y = sample.read(mine[fact.name]), sample.read(streams[other.name])
             scaled = scale_only(x, y, other.name, other.declared, thresholds)
         found.append(
             StreamFacts(

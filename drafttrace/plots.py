@@ -119,7 +119,8 @@ def _draw_curves(axes: Any, result: Result, measure: Measure) -> None:
             axes.axhline(slot.judged.match_limit, color="0.5", linewidth=0.8, linestyle=":")
     axes.set_xlabel("token position")
     axes.set_ylabel(_LABELS[measure])
-    axes.legend(loc="best", fontsize="small")
+    # Beside the curves: inside, there is no place that no curve of some result goes through.
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0.0, fontsize="small")
 
 
 def _draw_matrix(figure: Any, axes: Any, matrix: Matrix, measure: Literal["cosine", "rel_l2"]) -> None:

@@ -16,7 +16,7 @@ from drafttrace.compare.findings.misplaced_rows import (
 )
 from drafttrace.compare.findings.padded_rows import is_padding, leaked_rows, padded_batches, padding_rows
 from drafttrace.compare.findings.row_words import called, numbers, pass_of, row_place
-from drafttrace.compare.findings.stale_rows import moved_rows, odd_at, stale_rows
+from drafttrace.compare.findings.stale_rows import moved_rows, stale_rows
 from drafttrace.compare.repeats import Borrowed
 from drafttrace.compare.result import NOTE, Finding
 from drafttrace.compare.vocabulary import Entry, register
@@ -80,7 +80,7 @@ def find(facts: Facts) -> Iterator[Finding]:
         yield padding_rows(facts, padded)
     stale = [r for r in rest if r not in padded]
     if stale:
-        yield stale_rows(stale, "left", odd_at(facts, stale))
+        yield stale_rows(stale, "left", facts)
     yield from _stale_reference(facts, constant)
     borrowed = [b for b in facts.copies.borrowed if b.slot not in constant]
     if borrowed:
@@ -133,7 +133,7 @@ def _stale_reference(facts: Facts, constant: set[int]) -> Iterator[Finding]:
         return
     blocks = repeated_by_rank(facts.reference, repeats, 0)
     if blocks is None:
-        yield stale_rows(repeats, "reference", odd_at(facts, repeats))
+        yield stale_rows(repeats, "reference", facts)
         return
     # An embedding repeats wherever its token does, so that its bits do not tell; the other slots speak for it.
     embeddings = {s.index for s in (*facts.left_streams, *facts.reference_streams) if s.boundary == 0}

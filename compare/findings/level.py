@@ -166,11 +166,15 @@ def odd_rows_of(slots: Sequence[SlotResult], thresholds: Thresholds) -> Finding 
     odd = {number: positions for number, positions in odd.items() if positions}
     if not odd:
         return None
-    most = max(odd.values(), key=len)
+    counts = {number: len(positions) for number, positions in odd.items()}
+    many = f"{min(counts.values())}" if len(set(counts.values())) == 1 else ""
+    if not many:
+        many = " and ".join(f"{count} (slot {number})" for number, count in counts.items())
     return finding(
         "unexplained",
-        f"{len(most)} row{'s hold' if len(most) > 1 else ' holds'} something else than the reference "
-        f"(first: position {min(most)}) in {name_slots(odd)}, while the others match.",
+        f"{many} row{' holds' if many == '1' else 's hold'} something else than the reference "
+        f"(first: position {min(min(positions) for positions in odd.values())}) in {name_slots(odd)}, while the others "
+        "match.",
         slots=tuple(odd),
         confidence=0.5,
         evidence={

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from drafttrace.compare.facts import Facts
 from drafttrace.compare.findings.base import finding
 from drafttrace.compare.findings.row_words import called, numbers, pass_of
-from drafttrace.compare.repeats import Repeat
+from drafttrace.compare.repeats import Repeat, RowAt
 from drafttrace.compare.result import Finding
 from drafttrace.compare.rowblocks import RowMap
 from drafttrace.compare.vocabulary import Entry, register
@@ -35,31 +35,45 @@ _STALE_DUMP = (
 )
 
 
-def stale_rows(repeats: Sequence[Repeat], side: str, more: Sequence[int] = ()) -> Finding:
-    """Rows of one side that are copies of its earlier rows. more: slots whose bits cannot tell."""
-    copies = [(repeat, row) for repeat in repeats for row in repeat.copies]
-    repeat, row = min(copies, key=lambda one: (one[1].position, one[0].slot))
-    source = repeat.rows[0]
-    total = len({row.position for _, row in copies})
+def stale_rows(repeats: Sequence[Repeat], side: str, facts: Facts) -> Finding:
+    """Rows of one side that are copies of others of its rows: by the reference, which of them are right is known."""
+    odd = {rows.slot: set(rows.outliers) for rows in facts.rows}
+    pairs = [(repeat, *_copies(repeat, odd.get(repeat.slot, set()))) for repeat in repeats]
+    source, first, _ = min(
+        ((source, row, repeat.slot) for repeat, source, copies in pairs for row in copies),
+        key=lambda one: (one[1].position, one[2]),
+    )
+    positions = {row.position for _, _, copies in pairs for row in copies}
+    total, earlier = len(positions), _is_earlier(source, first)
+    more = [rows.slot for rows in facts.rows if rows.outliers and set(rows.outliers) <= positions]
+    what = "earlier rows" if earlier else "other rows" if total > 1 else "another row"
     return finding(
         "stale-rows",
-        f"{total} row{'s' if total > 1 else ''} of the {side} side (first: position {row.position}) "
-        f"{'are copies' if total > 1 else 'is a copy'} of earlier rows (there: position {source.position}, "
+        f"{total} row{'s' if total > 1 else ''} of the {side} side (first: position {first.position}) "
+        f"{'are copies' if total > 1 else 'is a copy'} of {what} (there: position {source.position}, "
         f"{pass_of(source)}).",
         slots=numbers([*(r.slot for r in repeats), *more]),
         confidence=0.97,
         evidence={
-            str(r.slot): {str(c.position): [r.rows[0].position, r.rows[0].round] for c in r.copies[:20]}
-            for r in repeats
+            str(repeat.slot): {str(c.position): [source.position, source.round] for c in copies[:20]}
+            for repeat, source, copies in pairs
         },
         remedy=_STALE if side == "left" else _STALE_DUMP,
     )
 
 
-def odd_at(facts: Facts, repeats: Sequence[Repeat]) -> list[int]:
-    """Slots that are odd nowhere but where these copies stand: tokens may share a state, so bits do not tell there."""
-    copied = {row.position for repeat in repeats for row in repeat.copies}
-    return [rows.slot for rows in facts.rows if rows.outliers and set(rows.outliers) <= copied]
+def _copies(repeat: Repeat, odd: Collection[int]) -> tuple[RowAt, tuple[RowAt, ...]]:
+    """The row that is right, and the rows that hold it as well. odd: positions at which the two sides differ; where that
+    tells nothing, the first row is right."""
+    right = [row for row in repeat.rows if row.position not in odd]
+    wrong = tuple(row for row in repeat.rows if row.position in odd and row.accepted)
+    if right and wrong:
+        return right[0], wrong
+    return repeat.rows[0], repeat.copies
+
+
+def _is_earlier(source: RowAt, copy: RowAt) -> bool:
+    return (source.frame, source.row) < (copy.frame, copy.row)
 
 
 def moved_rows(maps: Sequence[RowMap]) -> Finding:

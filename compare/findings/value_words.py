@@ -9,6 +9,7 @@ from drafttrace.compare.facts import Explanation, Facts
 from drafttrace.compare.findings.gains import gain_remedy, gain_text, known_weights, name_of, read_slot
 from drafttrace.compare.gains import MISSING_ONE, ONCE, ONE_TOO_MUCH, SQUARED
 from drafttrace.compare.hypotheses import Fit
+from drafttrace.tracer.capture import Ints
 
 _SAME_FACTOR = 0.005  # of factors that are told as one
 
@@ -54,6 +55,12 @@ def text_of(
             "The target's weights were rotated (QuaRot, SpinQuant or alike) on one side only: train the draft on the "
             "rotated target, or rotate fc's column blocks back.",
         )
+    if name == "zero-rows":
+        return (
+            f"{who} {is_} {of} with channels that are 0 in every row: "
+            f"{_each(members, lambda other: _channels(other.fit.fitted['channels'], facts)).strip()}.",
+            "A part of the buffer was never filled: a rank's shard that was not gathered, or a copy that is too narrow.",
+        )
     if name == "dtype-reinterpretation":
         return (
             f"{who} {is_} {of} with {'its' if one else 'their'} {fitted['stored_as']} bytes read as {fitted['read_as']}.",
@@ -66,6 +73,14 @@ def text_of(
         ),
         "Capture hidden_states + residual: SGLang and vLLM layers return the two halves apart.",
     )
+
+
+def _channels(channels: Ints, facts: Facts) -> str:
+    """``48 of 96, from 48 to 95``."""
+    width = facts.left.hidden_size or 0
+    first, last = int(channels[0]), int(channels[-1])
+    inside = "all of" if last - first + 1 == len(channels) else "in"
+    return f"{len(channels)} of {width}, {inside} {first} to {last}"
 
 
 def _origin(e: Explanation) -> str:

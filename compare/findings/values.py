@@ -108,6 +108,7 @@ _OF_FIT = {
     "un-normed": "norm-missing",
     "rotation": "rotation",
     "bytes": "dtype-reinterpretation",
+    "zeroed": "zero-rows",
     "residual-half": "residual-missing",
     "inside-layer": "residual-missing",
 }
@@ -123,17 +124,32 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 
 def _transformed(facts: Facts) -> Iterator[Finding]:
-    grouped: dict[str, list[tuple[int, StreamFacts, Explanation]]] = {}
+    grouped: dict[tuple[str, str], list[tuple[int, StreamFacts, Explanation]]] = {}
     partial = facts.ranks.partial.slots if facts.ranks.partial is not None else ()
+    side = _deviant_side(facts)
     for index in range(len(facts.slots)):
         if index in partial:  # that the ranks' sum is right says more than what one part resembles
             continue
-        stream = _deviant(facts, index)
+        stream = _deviant(facts, index, side)
         if stream is not None and stream.explanation is not None:
-            grouped.setdefault(finding_id(stream), []).append((index, stream, stream.explanation))
-    for name, members in grouped.items():
-        sides = [stream.side for _, stream, _ in members]
-        yield _make(facts, name, max(sorted(set(sides)), key=sides.count), members)
+            members = grouped.setdefault((finding_id(stream), stream.side), [])
+            members.append((index, stream, stream.explanation))
+    for (name, whose), told in grouped.items():
+        yield _make(facts, name, whose, told)
+
+
+def _explained(facts: Facts, index: int) -> dict[str, tuple[StreamFacts, Explanation]]:
+    """By side, the slot where it is explained by a transformation."""
+    both = (*facts.left_streams, *facts.reference_streams)
+    return {s.side: (s, s.explanation) for s in both if s.index == index and s.explanation is not None}
+
+
+def _deviant_side(facts: Facts) -> str:
+    """The side whose slots are explained better, of the slots that are on both: without a sweep each side explains the
+    other, and one cause is not told of one side in this slot and of the other side in the next."""
+    both = [found for index in range(len(facts.slots)) if len(found := _explained(facts, index)) == 2]
+    scores = {side: sum(np.log(found[side][1].fit.score) for found in both) for side in ("left", "reference")}
+    return min(scores, key=lambda side: scores[side])
 
 
 def finding_id(stream: StreamFacts) -> str:
@@ -145,12 +161,13 @@ def finding_id(stream: StreamFacts) -> str:
     return name
 
 
-def _deviant(facts: Facts, index: int) -> StreamFacts | None:
-    """The side whose slot is explained by a transformation; the better explained one where both are."""
-    found = [
-        s for s in (*facts.left_streams, *facts.reference_streams) if s.index == index and s.explanation is not None
-    ]
-    return min(found, key=lambda s: s.explanation.fit.score if s.explanation else np.inf, default=None)
+def _deviant(facts: Facts, index: int, side: str) -> StreamFacts | None:
+    """The side whose slot is explained by a transformation; the better explained one where both are, ``side`` where both
+    are by the same."""
+    found = _explained(facts, index)
+    if len({e.fit.name for _, e in found.values()}) == 1 and side in found:
+        return found[side][0]
+    return min(found.values(), key=lambda one: one[1].fit.score, default=(None, None))[0]
 
 
 def _make(facts: Facts, name: str, side: str, members: Sequence[tuple[int, StreamFacts, Explanation]]) -> Finding:
@@ -187,7 +204,12 @@ def _confidence(members: Sequence[tuple[int, StreamFacts, Explanation]]) -> floa
 
 
 def _plain(fitted: Any) -> dict[str, Any]:
-    return {k: describe_gain(v) if isinstance(v, np.ndarray) else v for k, v in fitted.items()}
+    return {k: _shown(v) if isinstance(v, np.ndarray) else v for k, v in fitted.items()}
+
+
+def _shown(values: np.ndarray) -> dict[str, float] | list[int]:
+    """A gain by its spread, channels by their numbers."""
+    return values[:64].tolist() if values.dtype.kind == "i" else describe_gain(values)
 
 
 def _read(fit: Fit, facts: Facts) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ import numpy as np
 import pytest
 from dump_lab import SINGLE, Bench, compare, computed, listed, make_bench
 from fault_rows import Row
+from part_lab import PARTS
 
-from drafttrace.compare.diff import diff
+from drafttrace.compare.diff import diff, measure_noise
 from drafttrace.compare.result import FAULT
 from drafttrace.tracer.open import open_capture
 from drafttrace.tracer.reference import make_reference
@@ -36,6 +38,16 @@ def test_a_fault_of_a_real_dump_is_named_first(fault: str, bench: Bench, fault_r
     assert found.exit_code == (0 if wanted == "quantization-noise" else 1)
 
 
+@pytest.mark.parametrize("fault", PARTS)
+def test_a_fault_of_some_rows_of_a_real_dump_is_named_first(fault: str, bench: Bench, fault_row: Any) -> None:
+    wanted, make = PARTS[fault]
+    begin = time.perf_counter()
+    found = diff(bench.computed, make(bench))
+    row = Row(fault, "smol", (wanted,), listed(found), time.perf_counter() - begin)
+    fault_row(row)
+    assert row.reached and found.exit_code == 1, [(f.id, f.summary) for f in found.findings]
+
+
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_a_healthy_real_dump_raises_no_alarm(dtype: str, smol: Any, tmp_path: Path, fault_row: Any) -> None:
     dump = open_capture(str(smol.dump))
@@ -47,6 +59,11 @@ def test_a_healthy_real_dump_raises_no_alarm(dtype: str, smol: Any, tmp_path: Pa
         row = Row(f"healthy: {dtype}{kind}", "smol", (), faults, 0.0)
         fault_row(row)
         assert row.reached and found.exit_code == 0, [(f.id, f.summary) for f in found.findings]
+    found = diff(left, dump, noise=measure_noise(left, left))
+    faults = tuple((f.id, f.confidence) for f in found.findings if f.severity == FAULT)
+    row = Row(f"healthy: --noise of equal recordings, {dtype}", "smol", (), faults, 0.0)
+    fault_row(row)
+    assert row.reached and found.exit_code == 0, [(f.id, f.summary) for f in found.findings]
 
 
 @pytest.mark.parametrize("layout", ["reference", "arrow", "specforge", "v1"])

@@ -11,6 +11,7 @@ import pytest
 from compare_faults import over_slots, scaled
 from compare_world import bf16, dumped, make_world, served
 
+from drafttrace import plots
 from drafttrace.compare.diff import diff
 from drafttrace.compare.result import FAULT, Result
 from drafttrace.tracer.capture import Capture, RowTable
@@ -150,3 +151,13 @@ def test_odd_rows_are_counted_by_slot() -> None:
     dump = over_slots(odd(1), (0,))(over_slots(odd(3), (2,))(dumped(CLOSE, WIRING)))
     found = diff(served(WORLD, WIRING), dump)
     assert faults(found) == ["unexplained"] and "1 (slot 0) and 3 (slot 2) rows hold" in found.summary
+
+
+def test_legends_stand_beside_the_curves() -> None:
+    """Inside the axes they covered the curves of some slot."""
+    pytest.importorskip("matplotlib")
+    figure = plots.by_position(diff(served(WORLD, WIRING), dumped(CLOSE, WIRING)), "norm")
+    figure.draw_without_rendering()
+    [axes] = figure.axes
+    assert axes.get_legend().get_window_extent().x0 >= axes.get_window_extent().x1
+    assert axes.get_legend().get_window_extent().x1 <= figure.bbox.x1

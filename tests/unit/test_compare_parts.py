@@ -203,3 +203,23 @@ def test_the_report_shows_every_part_beside_its_limit() -> None:
     left = trace()
     text = " ".join(str(diff(with_rows(left, verify(left), noisy(0.3)), dumped(CLOSE, WIRING))).split())
     assert "slot 1: all 20 verify rows (positions 44 to 63) are beyond noise (median relative L2" in text
+
+
+def test_two_faults_in_two_parts_of_one_slot_are_both_named() -> None:
+    left, late = trace(), CLOSE.streams[WIRING[SLOT] + 1]
+    wrong = with_rows(left, verify(left), lambda x: x * 4)
+    found = diff(wrong, with_rows(dumped(CLOSE, WIRING), slice(5, 25), lambda x: late[5:25]))
+    assert {f.id for f in found.findings if f.severity == FAULT} == {"scale", "boundary-offset"}
+
+
+def test_a_result_of_an_older_release_is_read_and_judged_again() -> None:
+    """It lacks the parts, and the thresholds that came with them; its rows show them all the same."""
+    left = trace()
+    plain = diff(with_rows(left, verify(left), noisy(0.3)), dumped(CLOSE, WIRING)).to_json()
+    for slot in (*plain["slots"], *plain["others"]):
+        del slot["parts"]
+    for name in ("part", "row_far", "floor_match"):
+        del plain["thresholds"][name]
+    read = load_result(json.dumps(plain))
+    assert read.slots[SLOT].parts == () and read.thresholds == DEFAULT
+    assert rejudge(read, DEFAULT).slots[SLOT].parts[0].phase == "verify"

@@ -1,8 +1,10 @@
-"""How findings and reports call a part of a slot's rows."""
+"""How findings and reports call a part of a slot's rows, and the numbers that slots and parts are told by."""
 
 from __future__ import annotations
 
-from drafttrace.compare.result import RowPart
+from collections.abc import Sequence
+
+from drafttrace.compare.result import RowPart, SlotResult
 
 
 def part_name(part: RowPart) -> str:
@@ -25,6 +27,15 @@ def part_level(part: RowPart) -> str:
     if part.kind == "spread" and part.level != "odd":
         against += f" for at most {part.share_limit:.0%} of the rows"
     return f"median relative L2 {part.rel_l2:.3g}, {against}; the other rows {part.others_rel_l2:.3g}"
+
+
+def levels_of(slots: Sequence[SlotResult]) -> str:
+    """``median relative L2 0.3, limit 0.25``; for several slots each one's."""
+    levels = [f"{slot.rel_l2.p50:.3g}, limit {slot.judged.noise_limit:.3g}" for slot in slots]
+    if len(levels) == 1:
+        return f"median relative L2 {levels[0]}"
+    each = "; ".join(f"slot {slot.slot}: {level}" for slot, level in zip(slots, levels, strict=True))
+    return f"median relative L2 of {each}"
 
 
 def _ordinal(number: int) -> str:

@@ -21,7 +21,7 @@ from drafttrace.compare.findings.accept_lengths import (
 from drafttrace.compare.findings.base import finding, name_slots
 from drafttrace.compare.findings.noise import unstructured
 from drafttrace.compare.outliers import outlier_positions
-from drafttrace.compare.part_words import part_hint, part_level, part_name
+from drafttrace.compare.part_words import levels_of, part_hint, part_level, part_name
 from drafttrace.compare.result import FAULT, NOTE, Acceptance, Finding, RowPart, SlotResult
 from drafttrace.compare.rowparts import sure
 from drafttrace.compare.thresholds import Thresholds
@@ -114,15 +114,6 @@ def unexplained_of(slots: Sequence[SlotResult]) -> Finding:
         remedy=_UNEXPLAINED,
         by_level=True,
     )
-
-
-def levels_of(slots: Sequence[SlotResult], limit: str = "noise_limit") -> str:
-    """``median relative L2 0.3, limit 0.25``; for several slots each one's."""
-    levels = [f"{slot.rel_l2.p50:.3g}, limit {getattr(slot.judged, limit):.3g}" for slot in slots]
-    if len(levels) == 1:
-        return f"median relative L2 {levels[0]}"
-    each = "; ".join(f"slot {slot.slot}: {level}" for slot, level in zip(slots, levels, strict=True))
-    return f"median relative L2 of {each}"
 
 
 def unexplained_parts(slots: Sequence[SlotResult]) -> Iterator[Finding]:

@@ -8,6 +8,7 @@ from typing import Any
 from drafttrace.compare.facts import DECLARED, VALUE, Facts
 from drafttrace.compare.findings.base import boundary_list, finder, finding, name_slots
 from drafttrace.compare.findings.positions import placed
+from drafttrace.compare.part_words import levels_of
 from drafttrace.compare.remedy import already_live, wiring_remedy
 from drafttrace.compare.result import FAULT, NOTE, Finding
 from drafttrace.compare.vocabulary import Entry, register
@@ -324,10 +325,11 @@ def _suspected_offset(facts: Facts) -> Iterator[Finding]:
         and not any(f.explanation for f in facts.left_streams + facts.reference_streams if f.index == s.slot)
     ]
     if slots:
+        levels = levels_of([s for s in facts.slots if s.slot in slots])
         yield finding(
             "boundary-offset",
             f"{name_slots(slots).capitalize()} {'looks' if len(slots) == 1 else 'look'} like a neighbouring boundary "
-            "of the reference's: the rows are alike, but further apart than noise.",
+            f"of the reference's: the rows are alike, but further apart than noise ({levels}).",
             slots=slots,
             confidence=0.4,
             evidence=_evidence(facts, rel_l2={str(s.slot): s.rel_l2.p50 for s in facts.slots}),

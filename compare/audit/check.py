@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from drafttrace.compare.audit.class_tensors import as_loaded
 from drafttrace.compare.audit.config_checks import config_findings
 from drafttrace.compare.audit.conventions import Convention, sglang, sglang_reader, trainer, vllm
 from drafttrace.compare.audit.evidence_checks import IS_EMBEDDING, disputed_slots, dump_findings, dump_wiring
@@ -131,7 +132,7 @@ def gather(
     target = read_target_config(target_dir)
     refuse_draft_as_target(target, draft_dir)
     draft = with_served_class(whole_ids(read_draft(draft_dir)))
-    weights = draft_weights(open_checkpoint(draft_dir))
+    weights = as_loaded(draft_weights(open_checkpoint(draft_dir)), draft)
     refuse_no_draft(draft, weights)
     if health is not None:
         refuse_other_model(target, health)

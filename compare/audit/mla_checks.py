@@ -1,9 +1,8 @@
 """The draft class that a config names, against the attention in the checkpoint: plain, or multi-latent (MLA).
 
 What SGLang's class with multi-latent attention does is by ``models/kimi_k25_eagle3.py``: its constructor raises without
-a ``q_lora_rank`` and for any number of layers but one. Its ``load_weights`` renames ``layers.0.`` to ``midlayer.``, puts
-``model.`` before every name but ``lm_head``'s, and skips what is then no parameter with a warning only, as
-``model.model.fc.weight`` is. The plain class (``models/llama_eagle3.py``) passes over what it has no parameter for.
+a ``q_lora_rank`` and for any number of layers but one. The plain class (``models/llama_eagle3.py``) passes over what it has
+no parameter for. Which names they load, and which not, is ``class_tensors``.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from dataclasses import dataclass, replace
 from drafttrace.compare.audit.attention_sizes import attention_sizes, nearest, pasted
 from drafttrace.compare.audit.subject import Subject, fault
 from drafttrace.compare.draft_config import DraftConfig
-from drafttrace.compare.draft_weights import VOCABULARY_MAPS, expected_shapes, split_fused
+from drafttrace.compare.draft_weights import expected_shapes, split_fused
 from drafttrace.compare.result import Finding
 
 PLAIN_CLASS, MLA_CLASS = "LlamaForCausalLMEagle3", "Eagle3DeepseekV2ForCausalLM"
@@ -48,7 +47,8 @@ def other_attention(subject: Subject) -> OtherAttention | None:
     right = {PLAIN_CLASS: MLA_CLASS, MLA_CLASS: PLAIN_CLASS}.get(draft.architecture or "")
     if right is None or latent == plain or latent == (draft.architecture == MLA_CLASS):
         return None
-    wanted = [name for name in expected_shapes(as_served(draft), subject.fc_slots or 1) if ATTENTION in name]
+    asked = expected_shapes(as_served(draft), subject.fc_slots or 1)
+    wanted = [name for name in asked if ATTENTION in name and name.endswith(".weight")]
     if draft.architecture == MLA_CLASS and draft.mla is None:
         wanted = [f"layers.0{ATTENTION}{part}.weight" for part in _LATENT_PARTS]
     unused = [
@@ -130,24 +130,3 @@ def mla_findings(subject: Subject) -> Iterator[Finding]:
             else "Train the draft with a q_lora_rank: the class has no plain q_proj.",
             {"q_lora_rank": None},
         )
-    skipped = passed_over(subject)
-    if skipped:
-        yield fault(
-            "weights-missing",
-            0.95,
-            f"{MLA_CLASS} passes over {len(skipped)} tensors for their names, such as '{skipped[0]}', with a warning only: "
-            "it puts 'model.' before each name itself, so their parameters keep what the memory held.",
-            "Export the draft again with the names that this class reads: 'fc.weight', 'norm.weight' and 'layers.0.…' (or "
-            "'midlayer.…'), with nothing before them.",
-            {"tensors": list(skipped[:20]), "count": len(skipped)},
-        )
-
-
-def passed_over(subject: Subject) -> tuple[str, ...]:
-    """Stored names that mean a parameter of the class to every other reader and none to it."""
-    found = []
-    for name, stored in subject.draft_weights.names.items():
-        read = {name, name.replace("layers.0.", "midlayer.", 1) if name.startswith("layers.0.") else name}
-        if stored not in read and name not in VOCABULARY_MAPS:
-            found.append(stored)
-    return tuple(found)

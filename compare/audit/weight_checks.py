@@ -18,6 +18,7 @@ from drafttrace.compare.audit.mla_checks import (
     other_attention,
     refused,
 )
+from drafttrace.compare.audit.name_checks import name_findings
 from drafttrace.compare.audit.sglang_rules import honoured
 from drafttrace.compare.audit.shape_remedies import D2T, Shapes, shapes_of
 from drafttrace.compare.audit.shape_remedies import HEAD as HEAD_WEIGHT
@@ -79,6 +80,7 @@ def weight_findings(subject: Subject, reports: tuple[TensorReport, ...]) -> Iter
     yield from class_findings(subject)
     yield from mla_findings(subject)
     yield from layer_findings(subject)
+    yield from name_findings(subject)
     yield from _missing_and_wrong(subject)
     yield from _head_and_embedding(subject)
     yield from _unused(subject)

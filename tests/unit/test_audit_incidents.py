@@ -111,6 +111,16 @@ CASES = [
         "weights named model.",
         specforge(CANONICAL),
         served=(2, 16, 29),
+        tensors=lambda: {
+            (k if k in {"d2t", "t2d", "lm_head.weight"} else f"model.{k}"): v for k, v in draft_tensors().items()
+        },
+    ),
+    Case(
+        "the head named model., which is no parameter of the class",
+        specforge(CANONICAL),
+        served=(2, 16, 29),
+        faults=("weights-missing",),
+        remedy="Export the draft again with 'lm_head.weight' in the place of 'model.lm_head.weight'",
         tensors=lambda: {(k if k in {"d2t", "t2d"} else f"model.{k}"): v for k, v in draft_tensors().items()},
     ),
     # where ids stand

@@ -8,7 +8,7 @@ paired with none, but for the leading one, which some layouts do not keep and th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -21,6 +21,8 @@ from drafttrace.tracer.errors import NothingToCompare
 
 Bools = npt.NDArray[np.bool_]
 _MAX_OFFSET = 512
+_SAID = 4  # tokens that server and dump say alike behind the prompt: it is the same answer
+_TAIL, _HEADER = 2, 6  # tokens that end the header of a turn, and those of a whole one
 
 
 @dataclass(frozen=True)
@@ -80,8 +82,13 @@ class Alignment:
         return replace(replace(self, reference_rows=rows).at(keep), shift=shift)
 
 
-def plan(left: Capture, reference: Capture, *, offsets: bool = True) -> Alignment:
-    """Pair the rows of two captures by their token ids; without ``offsets`` only as far as the first tokens agree."""
+def plan(
+    left: Capture, reference: Capture, *, offsets: bool = True, opens: Collection[int] = frozenset()
+) -> Alignment:
+    """Pair the rows of two captures by their token ids; without ``offsets`` only as far as the first tokens agree.
+
+    opens: the ids that open a turn of the target's chat template, where they are known.
+    """
     _refuse_other_pseudonyms(left, reference)
     ours, theirs = valid_tokens(left), valid_tokens(reference)
     first = _first_difference(ours, theirs)
@@ -113,7 +120,7 @@ def plan(left: Capture, reference: Capture, *, offsets: bool = True) -> Alignmen
         matched=matched,
         difference=difference,
         natural=difference is not None and natural,
-        truncated=_truncated(left, reference, ours, theirs, same) if whole else None,
+        truncated=_truncated(left, reference, ours, theirs, same, opens) if whole else None,
         prefix_gap=_prefix_gap(left, left_at),
         rows_left=len(left.table),
         rows_reference=len(reference.table),
@@ -239,19 +246,35 @@ def _natural(left: Capture, reference: Capture, index: int) -> bool:
     return reference.prompt_length is not None and index >= reference.prompt_length
 
 
-def _truncated(left: Capture, reference: Capture, ours: Ints, theirs: Ints, same: int) -> str | None:
+def _truncated(
+    left: Capture, reference: Capture, ours: Ints, theirs: Ints, same: int, opens: Collection[int]
+) -> str | None:
     """ "reference" or "left" where that side's prompt simply ends early, else None."""
     prompt = left.prompt_length
     if prompt is None:
         return None
     if same == len(theirs) and len(theirs) < prompt - 1:
         return "reference"
-    answer = reference.prompt_length
+    answer, by_mask = reference.prompt_length, False
     if answer is None and reference.mask is not None and reference.mask.any() and not reference.mask.all():
-        answer = int(np.argmax(reference.mask > 0))
-    if answer is not None and prompt < answer - 1 and prompt - 1 <= same < min(answer - 1, len(theirs)):
-        return "left"
-    return None
+        answer, by_mask = int(np.argmax(reference.mask > 0)), True
+    if answer is None or not (prompt < answer - 1 and prompt - 1 <= same < min(answer - 1, len(theirs))):
+        return None
+    return None if by_mask and _answers_from(prompt, answer, ours, theirs, same, opens) else "left"
+
+
+def _answers_from(prompt: int, answer: int, ours: Ints, theirs: Ints, same: int, opens: Collection[int]) -> bool:
+    """Whether the text behind ``prompt`` is an answer, though the loss mask begins at ``answer`` only.
+
+    Masks leave out reasoning, or all turns but the last. What shows it: the server said the same, its prompt ends as
+    the text before the mask does, or in the header of a turn.
+    """
+    if same >= prompt + _SAID:
+        return True
+    tail = ours[max(0, prompt - _TAIL) : prompt]
+    if len(tail) == _TAIL <= answer and bool((tail == theirs[answer - _TAIL : answer]).all()):
+        return True
+    return any(int(token) in opens for token in ours[max(0, prompt - _HEADER) : prompt])
 
 
 def _row_of_position(capture: Capture, tokens: Ints, skipped: dict[str, int], who: str) -> Ints:

@@ -77,7 +77,7 @@ def diff(
         return _finish(_Work(left, None, None, look_for_copies(left, None, others), ranks=between), judging)
     _check(left, reference)
     sides = Sides.of(left, reference)
-    alignment = _aligned(left, reference, sides)
+    alignment = _aligned(left, reference, sides, judging.marks)
     if len(alignment) == 0:
         copies = look_for_copies(left, None, others)
         return _finish(_Work(left, reference, alignment, copies, ranks=between), judging)
@@ -182,15 +182,16 @@ def _check(left: Capture, reference: Capture) -> None:
         )
 
 
-def _aligned(left: Capture, reference: Capture, sides: Sides) -> Alignment:
+def _aligned(left: Capture, reference: Capture, sides: Sides, marks: ChatMarks | None = None) -> Alignment:
     """Pairs by ids, moved as the values ask. Ids that are moved while the values are not mean other prompts."""
-    alignment = plan(left, reference)
+    opens = marks.opens if marks is not None else frozenset()
+    alignment = plan(left, reference, opens=opens)
     shift = find_shift(alignment, sides) if len(alignment) >= MIN_ROWS else 0
     if shift:
         return alignment.moved(shift)
     if not alignment.offset:
         return alignment
-    plain = plan(left, reference, offsets=False)
+    plain = plan(left, reference, offsets=False, opens=opens)
     return replace(plain, offset=alignment.offset, matched=alignment.matched)
 
 

@@ -127,8 +127,8 @@ def _norm_weight(sample: Sample, atlas: Sequence[Stream], lasts: Sequence[Stream
 
 
 def _sample(alignment: Alignment, sides: Sides) -> tuple[Sample, tuple[Stream, ...]]:
-    """The rows to look at, and the sweep that covers them: the left side's where it has one. Chosen once for each
-    alignment: it takes reading."""
+    """The rows to look at, and the sweep that covers them: the one with more boundaries, the left side's where both have
+    as many. Chosen once for each alignment: it takes reading."""
     known = sides._chosen.get(id(alignment))
     if known is None:
         known = sides._chosen[id(alignment)] = alignment, *_choose(alignment, sides)
@@ -136,7 +136,8 @@ def _sample(alignment: Alignment, sides: Sides) -> tuple[Sample, tuple[Stream, .
 
 
 def _choose(alignment: Alignment, sides: Sides) -> tuple[Sample, tuple[Stream, ...]]:
-    for sweep in (sides.left_sweep, sides.reference_sweep):
+    # A trace may hold a few boundaries of its own: a wiring's right ones need not be among them.
+    for sweep in sorted((sides.left_sweep, sides.reference_sweep), key=len, reverse=True):
         if len(sweep) < 2:
             continue
         left = (*sides.left_slots, *(s for s in sweep if s.side == "left"))

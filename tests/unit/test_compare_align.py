@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drafttrace.compare.align import common_prefix, find_offset, plan
+from drafttrace.tracer.capture import Capture
 
 WORLD = make_world(layers=6, tokens=40)
 
@@ -79,6 +80,29 @@ def test_truncation_inside_the_prompt_is_told() -> None:
     left = served(replace(WORLD, tokens=own), (2, 3, 4), prompt=20)
     assert plan(left, replace(dump, mask=mask)).truncated == "left"
     assert plan(served(WORLD, (2, 3, 4), prompt=20), replace(dump, mask=mask)).truncated is None
+
+
+def test_a_loss_mask_that_leaves_out_the_beginning_of_the_answer_is_no_cut_prompt() -> None:
+    """Masks without the reasoning, or of the last turn only: "the prompt was truncated", exit 1, where all slots match."""
+    mask = np.zeros(40, np.int64)
+    mask[30:] = 1
+    dump = replace(dumped(WORLD, (2, 3, 4)), mask=mask)
+
+    def answered(same: int) -> Capture:
+        """A prompt of 20 tokens; the server says the same as the dump up to token ``same``."""
+        own = np.concatenate([WORLD.tokens[:same], np.arange(40 - same) + 500])
+        return served(replace(WORLD, tokens=own), (2, 3, 4), prompt=20)
+
+    assert plan(answered(20), dump).truncated == plan(answered(23), dump).truncated == "left"
+    assert plan(answered(24), dump).truncated is None  # four tokens of the same answer
+    header = int(WORLD.tokens[16])
+    assert plan(answered(20), dump, opens={header}).truncated is None
+    assert plan(answered(20), dump, opens={int(WORLD.tokens[3])}).truncated == "left"
+    # The text before the mask ends as the prompt does: the header of the last turn.
+    tokens = WORLD.tokens.copy()
+    tokens[28:30] = tokens[18:20]
+    repeated = replace(dump, tokens=tokens, table=dump.table.of_tokens(tokens))
+    assert plan(answered(20), repeated).truncated is None
 
 
 @settings(max_examples=60, deadline=None)

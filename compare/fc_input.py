@@ -171,12 +171,14 @@ def position_offsets(trace: Capture, draft: DraftRows) -> dict[int, int]:
 
 def _by_phase(index: int, pairs: _Pairs, whole: FcSlot) -> tuple[FcSlot, ...]:
     """The slot, or one of each phase where its rows differ by one cause after prefill and by another after verify."""
-    if whole.explained or len(np.unique(pairs.phases)) < 2 or whole.phases:
+    touched = [name for name, (same, rows) in whole.equal_by_phase.items() if same < rows]
+    if whole.explained or whole.phases or len(touched) < 2:
         return (whole,)
     parts = [_fc_slot(index, pairs.only(pairs.phases == phase)) for phase in np.unique(pairs.phases)]
+    parts = [part for part in parts if part.equal < part.rows]
     if not any(part.explained for part in parts):
         return (whole,)
-    return tuple(replace(part, phases=tuple(part.equal_by_phase)) for part in parts if part.equal < part.rows)
+    return tuple(replace(part, phases=tuple(part.equal_by_phase)) for part in parts)
 
 
 def _fc_slot(index: int, pairs: _Pairs) -> FcSlot:

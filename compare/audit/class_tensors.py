@@ -56,7 +56,9 @@ def optional_shapes(draft: DraftConfig) -> dict[str, tuple[int, ...]]:
         return {}
     said = draft.flat.get("attention_bias")
     biased = (
-        draft.attention_bias or draft.fc_bias or (said is None and draft.flat.get("model_type") in _BIASED_TYPES)
+        draft.attention_bias
+        or draft.fc_bias
+        or (said is None and str(draft.flat.get("model_type")) in _BIASED_TYPES)
     )
     return {f"layers.{k}{ATTENTION}o_proj.bias": (draft.hidden_size,) for k in range(draft.layers) if biased}
 

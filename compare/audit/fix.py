@@ -17,6 +17,7 @@ from drafttrace.compare.audit.odd_id_checks import writable_ids
 from drafttrace.compare.audit.refusal_checks import refusal_changes
 from drafttrace.compare.audit.shape_remedies import shapes_of
 from drafttrace.compare.audit.subject import Subject
+from drafttrace.compare.audit.unused_checks import bias_changes
 from drafttrace.compare.draft_config import NESTED, SPECULATORS
 from drafttrace.compare.draft_weights import matrix_shape
 from drafttrace.tracer.checkpoint import read_json
@@ -54,6 +55,7 @@ def planned_changes(subject: Subject) -> dict[str, Any]:
         set_already = draft.fc_norm if flag == "fc_norm" else draft.norm_before_fc
         if not set_already and any(name.startswith(prefix) for name in names):
             changes[flag] = True
+    changes |= bias_changes(subject)
     head = matrix_shape(subject.draft_weights, "lm_head.weight")
     if head is not None and draft.tied:
         changes["tie_word_embeddings"] = False

@@ -10,10 +10,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from drafttrace.compare.audit.attention_sizes import Sizes, attention_sizes, nearest
+from drafttrace.compare.audit.class_tensors import built_shapes, optional_shapes
 from drafttrace.compare.audit.mla_checks import ATTENTION, PLAIN_CLASS, as_served
 from drafttrace.compare.audit.subject import Subject
 from drafttrace.compare.draft_config import DraftConfig, parse_draft_config
-from drafttrace.compare.draft_weights import DraftWeights, expected_shapes, slots_of_fc, split_fused
+from drafttrace.compare.draft_weights import DraftWeights, slots_of_fc, split_fused
 from drafttrace.tracer.errors import UnreadableFile
 
 Shape = tuple[int, ...]
@@ -34,7 +35,7 @@ def shapes_asked(config: DraftConfig, weights: DraftWeights, slots: int) -> dict
 
     slots: of ``fc``, where its own shape does not tell.
     """
-    plain = expected_shapes(config, slots_of_fc(weights, config) or slots)
+    plain = built_shapes(config, slots_of_fc(weights, config) or slots) | optional_shapes(config)
     rows = config.draft_vocab_size or config.vocab_size
     plain |= {HEAD: (rows, config.hidden_size), EMBEDDING: (config.vocab_size, config.hidden_size), D2T: (rows,)}
     asked = {}

@@ -9,21 +9,21 @@ from dataclasses import dataclass
 import numpy as np
 
 from drafttrace.compare.audit.attention_sizes import alternatives
+from drafttrace.compare.audit.class_tensors import built_shapes
 from drafttrace.compare.audit.layer_checks import layer_findings, layer_of, layers_that_differ
 from drafttrace.compare.audit.mla_checks import (
     ATTENTION,
-    as_served,
     class_findings,
     mla_findings,
     other_attention,
     refused,
 )
 from drafttrace.compare.audit.name_checks import name_findings
-from drafttrace.compare.audit.sglang_rules import honoured
 from drafttrace.compare.audit.shape_remedies import D2T, Shapes, shapes_of
 from drafttrace.compare.audit.shape_remedies import HEAD as HEAD_WEIGHT
 from drafttrace.compare.audit.subject import Subject, fault, note
-from drafttrace.compare.draft_weights import VOCABULARY_MAPS, expected_shapes, matrix_shape, split_fused
+from drafttrace.compare.audit.unused_checks import unused_findings
+from drafttrace.compare.draft_weights import VOCABULARY_MAPS, matrix_shape, split_fused
 from drafttrace.compare.result import Finding
 from drafttrace.tracer.checkpoint import Checkpoint
 from drafttrace.tracer.part_names import EMBED, HEAD, stored_name
@@ -83,7 +83,7 @@ def weight_findings(subject: Subject, reports: tuple[TensorReport, ...]) -> Iter
     yield from name_findings(subject)
     yield from _missing_and_wrong(subject)
     yield from _head_and_embedding(subject)
-    yield from _unused(subject)
+    yield from unused_findings(subject)
     yield from _dead(reports)
     yield from _copies(subject, reports)
 
@@ -113,7 +113,7 @@ def _missing_and_wrong(subject: Subject) -> Iterator[Finding]:
     slots = subject.fc_slots or len(subject.served.wiring or ()) or 3
     other = other_attention(subject) is not None  # its tensors are named together, and so are those of whole layers
     differ = layers_that_differ(subject)
-    for name, shape in expected_shapes(as_served(subject.draft), slots).items():
+    for name, shape in built_shapes(subject.draft, slots).items():
         if (other and ATTENTION in name) or layer_of(name) in differ:
             continue
         if name not in have and not refused(subject):  # a server that does not start reads none
@@ -122,7 +122,8 @@ def _missing_and_wrong(subject: Subject) -> Iterator[Finding]:
                 0.95,
                 f"The checkpoint has no '{name}' {list(shape)}, which the draft's forward reads; the server runs with "
                 "whatever the memory held, or with ones.",
-                f"Export the draft again with '{name}' {list(shape)}: copy it from the training run's checkpoint into "
+                ('"bias": false, if training had none in fc; else e' if name == "fc.bias" else "E")
+                + f"xport the draft again with '{name}' {list(shape)}: copy it from the training run's checkpoint into "
                 f"{_files(subject)}.",
                 {"tensor": name, "shape": list(shape)},
             )
@@ -280,47 +281,6 @@ def _own_embedding(subject: Subject) -> Iterator[Finding]:
             "and SGLang replaces it with the target's.",
             "Train with the target's embedding frozen, or serve with an engine that keeps the draft's own.",
             {"tensor": "embed_tokens.weight", "rel_l2": difference},
-        )
-
-
-def _unused(subject: Subject) -> Iterator[Finding]:
-    """Tensors that the serving class drops without a word; norms among them change what is computed."""
-    draft = subject.draft
-    slots = subject.fc_slots or 3
-    used = set(expected_shapes(as_served(draft), slots)) | {
-        "lm_head.weight",
-        "embed_tokens.weight",
-        *VOCABULARY_MAPS,
-    }
-    left = [name for name in subject.draft_weights.names if not set(split_fused(name)) <= used]
-    for flag, prefix in (("fc_norm", "fc_norm."), ("norm_before_fc", "input_norm.")):
-        mine = [name for name in left if name.startswith(prefix)]
-        if mine:
-            left = [name for name in left if name not in mine]
-            yield fault(
-                "norm-missing",
-                0.85,
-                f"The checkpoint has {', '.join(mine)}, but the config does not set {flag}, so the server skips the norm.",
-                f'"{flag}": true'
-                + (
-                    ""
-                    if honoured(flag, draft.architecture or "", subject.version)
-                    else f" (not read by SGLang {subject.version})"
-                ),
-                {"tensors": mine, "flag": flag},
-            )
-    left = [name for name in left if not name.endswith(("rotary_emb.inv_freq", "mask_hidden"))]
-    if other_attention(subject) is not None:
-        left = [name for name in left if ATTENTION not in name]
-    differ = layers_that_differ(subject)
-    left = [name for name in left if layer_of(name) not in differ]
-    if left and not refused(subject):
-        yield note(
-            "weights-unused",
-            0.6,
-            f"{len(left)} tensors of the checkpoint are read by nothing, such as '{left[0]}'.",
-            "If training used them, the serving class is the wrong one; otherwise drop them from the export.",
-            {"tensors": left[:20], "count": len(left)},
         )
 
 

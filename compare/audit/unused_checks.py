@@ -1,0 +1,175 @@
+"""Tensors of a draft that its class builds no parameter for: SGLang drops them without a word, and what they did is lost.
+
+By SGLang 0.5.23's ``models/llama_eagle3.py`` and ``kimi_k25_eagle3.py``: no projection of queries, keys and values and none
+of the MLP has a bias, whatever the config says; ``fc`` has one with ``bias``, and the plain class's ``o_proj`` with
+``attention_bias`` or ``bias``; queries and keys are never normed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from drafttrace.compare.audit.class_tensors import HEAD, draft_class, parameters
+from drafttrace.compare.audit.layer_checks import layer_of, layers_that_differ
+from drafttrace.compare.audit.mla_checks import ATTENTION, PLAIN_CLASS, other_attention, refused
+from drafttrace.compare.audit.sglang_rules import honoured
+from drafttrace.compare.audit.subject import Subject, fault, note
+from drafttrace.compare.draft_weights import VOCABULARY_MAPS, split_fused
+from drafttrace.compare.result import Finding
+
+_LAYER_NORM = re.compile(r"^layers\.\d+\..*norm.*\.weight$")
+_SECOND_NORM = re.compile(r"^layers\.\d+\.input_layernorm\.weight$")
+"""Built for every layer, and used in the first one only."""
+_QUERY_KEY_NORM = re.compile(r"\.self_attn\.[qk]_norm\.weight$")
+_SINKS = re.compile(r"\.self_attn\.sinks$")
+_FLAGS = (("fc_norm", "fc_norm."), ("norm_before_fc", "input_norm."))
+
+
+def unused_findings(subject: Subject) -> Iterator[Finding]:
+    """Every stored tensor that nothing reads: as a fault where training must have used it, else as a hint."""
+    left = _left(subject)
+    for flag, prefix in _FLAGS:
+        mine = [name for name in left if name.startswith(prefix)]
+        if mine:
+            left = [name for name in left if name not in mine]
+            yield _norm_of_a_flag(subject, flag, mine)
+    left = [name for name in left if not name.endswith(("rotary_emb.inv_freq", "mask_hidden"))]
+    if other_attention(subject) is not None:
+        left = [name for name in left if ATTENTION not in name]
+    differ = layers_that_differ(subject)
+    left = [name for name in left if layer_of(name) not in differ]
+    if not left or refused(subject):
+        return
+    lost = list(_lost(subject, left))
+    yield from (finding for _, finding in lost)
+    told = {name for names, _ in lost for name in names}
+    left = [name for name in left if name not in told]
+    if left:
+        yield _read_by_nothing(subject, left)
+
+
+def bias_changes(subject: Subject) -> dict[str, Any]:
+    """The switches without which SGLang drops a bias that the checkpoint has."""
+    names = [name for name in _left(subject) if _is_lost_bias(subject, name)]
+    return {switch: True for name in names if (switch := _switch_of(subject, name)) is not None}
+
+
+def _left(subject: Subject) -> list[str]:
+    """Canonical names of what fills no parameter."""
+    used = parameters(subject.draft, subject.fc_slots or 3) | {HEAD, *VOCABULARY_MAPS}
+    return [name for name in subject.draft_weights.names if not set(split_fused(name)) <= used]
+
+
+def _norm_of_a_flag(subject: Subject, flag: str, names: Sequence[str]) -> Finding:
+    reads = honoured(flag, subject.draft.architecture or "", subject.version)
+    return fault(
+        "norm-missing",
+        0.85,
+        f"The checkpoint has {', '.join(names)}, but the config does not set {flag}, so the server skips the norm.",
+        f'"{flag}": true' + ("" if reads else f" (not read by SGLang {subject.version})"),
+        {"tensors": list(names), "flag": flag},
+    )
+
+
+def _lost(subject: Subject, left: Sequence[str]) -> Iterator[tuple[Sequence[str], Finding]]:
+    """What of these training surely used, with the finding about it."""
+    biases = [name for name in left if _is_lost_bias(subject, name)]
+    by_switch: dict[str | None, list[str]] = {}
+    for name in biases:
+        by_switch.setdefault(_switch_of(subject, name), []).append(name)
+    for switch, names in by_switch.items():
+        yield names, _biases(subject, names, switch)
+    normed = [name for name in left if _QUERY_KEY_NORM.search(name)]
+    if normed:
+        yield normed, _norms(subject, normed, "queries and keys are then not normed")
+    others = [
+        name
+        for name in left
+        if _LAYER_NORM.search(name) and not _QUERY_KEY_NORM.search(name) and not _SECOND_NORM.search(name)
+    ]
+    if others:
+        yield others, _norms(subject, others, "what they normed is then not normed")
+    sinks = [name for name in left if _SINKS.search(name)]
+    if sinks:
+        yield (
+            sinks,
+            _told(subject, sinks, "weights-unused", "has no sinks", "attention then sums up to one without them"),
+        )
+
+
+def _biases(subject: Subject, names: Sequence[str], switch: str | None) -> Finding:
+    said = [subject.draft_weights.names[name] for name in names]
+    if switch is None:
+        return _told(
+            subject,
+            names,
+            "weights-unused",
+            "builds these projections without a bias, whatever the config says",
+            "what training added is left out",
+        )
+    return fault(
+        "weights-unused",
+        0.9,
+        f'The checkpoint has {_listed(said)}, and without "{switch}": true SGLang\'s {draft_class(subject.draft)} builds '
+        "no such bias and drops what is stored.",
+        f'"{switch}": true',
+        {"tensors": said[:20], "count": len(said), "switch": switch},
+    )
+
+
+def _norms(subject: Subject, names: Sequence[str], effect: str) -> Finding:
+    return _told(subject, names, "norm-missing", "has no such norm", effect)
+
+
+def _told(subject: Subject, names: Sequence[str], name: str, why: str, effect: str) -> Finding:
+    said = [subject.draft_weights.names[one] for one in names]
+    return fault(
+        name,
+        0.9,
+        f"The checkpoint has {_listed(said)}, and SGLang's {draft_class(subject.draft)} {why}: it drops what is stored "
+        f"without a word, and {effect}.",
+        "No line of the config helps: serve this draft with an engine whose draft class has them, or train it without.",
+        {"tensors": said[:20], "count": len(said)},
+    )
+
+
+def _read_by_nothing(subject: Subject, left: Sequence[str]) -> Finding:
+    said = [subject.draft_weights.names[name] for name in left]
+    counted = (
+        f"1 tensor of the checkpoint is read by nothing: '{said[0]}'."
+        if len(said) == 1
+        else f"{len(said)} tensors of the checkpoint are read by nothing, such as '{said[0]}'."
+    )
+    it = "it" if len(said) == 1 else "them"
+    return note(
+        "weights-unused",
+        0.6,
+        counted,
+        f"If training used {it}, the serving class is the wrong one; otherwise drop {it} from the export.",
+        {"tensors": said[:20], "count": len(said)},
+    )
+
+
+def _is_lost_bias(subject: Subject, name: str) -> bool:
+    """Whether it is the bias of something that the class builds, and not zero everywhere."""
+    weights = subject.draft_weights
+    if not name.endswith(".bias") or weights.info(name).float_dtype is None:
+        return False
+    of = f"{name.removesuffix('bias')}weight"
+    built = parameters(subject.draft, subject.fc_slots or 3) | {HEAD}
+    return set(split_fused(of)) <= built and bool(weights.checkpoint.floats(weights.names[name]).any())
+
+
+def _switch_of(subject: Subject, name: str) -> str | None:
+    """The switch of the config with which the class builds this bias."""
+    if name == "fc.bias":
+        return "bias"
+    plain = draft_class(subject.draft) == PLAIN_CLASS
+    return "attention_bias" if plain and name.endswith(f"{ATTENTION}o_proj.bias") else None
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(f"'{name}'" for name in names[:4])
+    return shown if len(names) <= 4 else f"{shown} and {len(names) - 4} more"

@@ -11,7 +11,7 @@ from drafttrace.compare.align import Alignment
 from drafttrace.compare.measure import Bools, Doubles, RowMeasures, median, stats
 from drafttrace.compare.outliers import ordinary, outliers
 from drafttrace.compare.result import Group, Series, WorstRow
-from drafttrace.compare.rowparts import PartRows, odd_rows, plain_rows
+from drafttrace.compare.rowparts import DRAFT_GUESSED, TARGET_CHOSE, PartRows, odd_rows, plain_rows
 from drafttrace.compare.thresholds import Thresholds
 from drafttrace.tracer.capture import Accepted, Capture, Ints, Phase
 
@@ -101,6 +101,7 @@ def part_rows(rows: RowMeasures, ids: RowIds, thresholds: Thresholds) -> PartRow
         plain=plain_rows(*norms, rows.rel_l2),
         odd=odd_rows(rows.cosine, rows.cosine_trimmed, rows.rel_l2, *norms, thresholds),
         weight=np.ones(len(rows)),
+        drafted=ids.drafted,
     )
 
 
@@ -134,8 +135,8 @@ def _group_masks(ids: RowIds) -> Iterator[tuple[str, Bools]]:
     for phase in np.unique(ids.phase):
         yield f"phase {phase_name(int(phase))}", ids.phase == phase
     verified = ids.phase == Phase.VERIFY
-    yield "accepted draft tokens", verified & ids.drafted
-    yield "tokens that the target chose", verified & ~ids.drafted
+    yield DRAFT_GUESSED, verified & ids.drafted
+    yield TARGET_CHOSE, verified & ~ids.drafted
     if len(ids.position):
         top = int(ids.position.max()) + 1
         width = max(1, -(-top // BANDS))

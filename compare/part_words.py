@@ -12,6 +12,8 @@ def part_name(part: RowPart) -> str:
     ends = f"{part.first} to {part.last}" if part.last != part.first else f"{part.first}"
     if part.kind == "phase":
         count = f"all {part.of}" if part.rows == part.of else f"{part.rows} of {part.of}"
+        if " " in part.phase:  # the rows of a verify pass, by who chose their token
+            return f"{count} verify rows of {part.phase} (positions {ends})"
         return f"{count} {part.phase.replace('_', ' ')} rows (positions {ends})"
     if part.kind == "run":
         few = "" if part.rows == part.of else f" of {part.of}"
@@ -44,6 +46,10 @@ def _ordinal(number: int) -> str:
 
 
 PHASE_HINTS = {
+    "accepted draft tokens": "Only the rows that the draft had guessed are wrong: look at what gathers the accepted rows "
+    "of a verify pass (strides, accept lengths).",
+    "tokens that the target chose": "Only the first row of every verify pass is wrong: look at what the pass does with the "
+    "token that the target chose the round before.",
     "verify": "Only the verify pass is wrong: record once with --disable-cuda-graph, and look at what the target's verify "
     "pass captures otherwise than its prefill.",
     "prefill": "Only the prefill is wrong: record once with --disable-cuda-graph and once with --chunked-prefill-size -1, "

@@ -19,6 +19,7 @@ from drafttrace.compare.thresholds import Limits, Thresholds
 from drafttrace.tracer.capture import Ints
 
 NOISE, MATCH, SLIGHT, ODD = "noise", "match", "slight", "odd"
+TARGET_CHOSE, DRAFT_GUESSED = "tokens that the target chose", "accepted draft tokens"  # as the groups are called
 _FEWEST = 4  # rows that a fit can be made and judged on
 _RUN, _DENSE = (
     6,
@@ -37,6 +38,7 @@ _DIGITS = 5
 class PartRows:
     """The rows of one slot, all arrays ``[n]``. phase: a number per phase, named by ``names``. plain: rows that count,
     see :func:`plain_rows`. odd: rows that hold something else. weight: how many rows one stands for.
+    drafted: rows of a verify pass whose token the draft had guessed.
     """
 
     position: Ints
@@ -46,6 +48,7 @@ class PartRows:
     plain: Bools
     odd: Bools
     weight: Doubles
+    drafted: Bools
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,7 @@ def _parts(
         )
         return FoundPart(part, here)
 
-    phases = _phases(rows, far)
+    phases = _phases(rows, far, rows.phase, rows.names) or _phases(rows, far, *_by_choice(rows))
     if phases:
         yield from (made("phase", far & scope, scope & rows.plain, name) for name, scope in phases)
         return
@@ -128,11 +131,22 @@ def _parts(
         yield made("spread", far, rows.plain)
 
 
-def _phases(rows: PartRows, far: Bools) -> list[tuple[str, Bools]]:
+def _by_choice(rows: PartRows) -> tuple[Ints, dict[int, str]]:
+    """The phases once more, with the verify rows apart by who chose their token."""
+    numbers = {name: number for number, name in rows.names.items()}
+    verify = numbers.get("verify")
+    if verify is None:
+        return rows.phase, {}
+    apart = max(rows.names) + 1
+    names = {**rows.names, verify: TARGET_CHOSE, apart: DRAFT_GUESSED}
+    return np.where((rows.phase == verify) & rows.drafted, apart, rows.phase), names
+
+
+def _phases(rows: PartRows, far: Bools, phase: Ints, names: dict[int, str]) -> list[tuple[str, Bools]]:
     """The phases nearly all rows of which are beyond the limit, where hardly any others are."""
     found, inside = [], np.zeros(len(far), np.bool_)
-    for number, name in rows.names.items():
-        scope = rows.phase == number
+    for number, name in names.items():
+        scope = phase == number
         here = scope & rows.plain
         if here.sum() >= _FEWEST and _share(rows, far, here) >= _IN:
             found.append((name, scope))
@@ -203,7 +217,20 @@ def of_series(series: Series, compared: int, kept_worst: int, thresholds: Thresh
         plain=plain_rows(left, reference, rel_l2),
         odd=odd_rows(cosine, trimmed if len(trimmed) else cosine, rel_l2, left, reference, thresholds),
         weight=weight,
+        drafted=_drafted(position, series),
     )
+
+
+def _drafted(position: Doubles, series: Series) -> Bools:
+    """All rows of a verify pass but its first."""
+    verify = np.array([phase == "verify" for phase in series.phase], np.bool_)
+    rounds = np.array(series.round, np.int64)
+    first: dict[int, float] = {}
+    for here, number in zip(position[verify].tolist(), rounds[verify].tolist(), strict=True):
+        first[number] = min(here, first.get(number, here))
+    starts = np.array([first.get(number, -1.0) for number in rounds.tolist()])
+    drafted: Bools = verify & (position > starts)
+    return drafted
 
 
 def plain_rows(norm_left: Doubles, norm_reference: Doubles, rel_l2: Doubles) -> Bools:

@@ -223,3 +223,15 @@ def test_a_result_of_an_older_release_is_read_and_judged_again() -> None:
     read = load_result(json.dumps(plain))
     assert read.slots[SLOT].parts == () and read.thresholds == DEFAULT
     assert rejudge(read, DEFAULT).slots[SLOT].parts[0].phase == "verify"
+
+
+@pytest.mark.parametrize("which", ["accepted draft tokens", "tokens that the target chose"])
+def test_verify_rows_are_told_apart_by_who_chose_their_token(which: str) -> None:
+    """Rows that are gathered by a wrong stride are those that the draft had guessed."""
+    left = trace()
+    chosen = (left.table.position - 44) % 2 == 0
+    rows = verify(left) & (chosen if which.startswith("tokens") else ~chosen)
+    saved = diff(with_rows(left, rows, noisy(0.3)), dumped(CLOSE, WIRING))
+    assert f"all 10 verify rows of {which}" in first(saved).summary.lower()
+    assert rejudge(load_result(json.dumps(saved.to_json())), DEFAULT).to_json() == saved.to_json()
+    assert first(diff(with_rows(left, rows, lambda x: x * 2), dumped(CLOSE, WIRING))).id == "scale"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,7 +138,7 @@ def _reading(subject: Subject, found: VocabularyMap, vocab: int) -> Iterator[Fin
         yield fault(
             "vocab-map-range",
             0.9 if outside or repeated else 0.5,
-            f"d2t read as offsets leaves {outside} target ids outside 0..{vocab - 1}, {repeated} repeated and "
+            f"d2t read as offsets leaves {_ids(outside)} outside 0..{vocab - 1}, {repeated} repeated and "
             f"{int((np.diff(targets) <= 0).sum())} out of order.",
             "Export d2t again from the training run's t2d: flatnonzero(t2d) - arange.",
             {"outside": outside, "repeated": repeated},
@@ -151,6 +151,10 @@ def _reading(subject: Subject, found: VocabularyMap, vocab: int) -> Iterator[Fin
             "Export the map that training used, unless it kept exactly these tokens.",
             {"draft_vocab": found.draft_vocab},
         )
+
+
+def _ids(count: int) -> str:
+    return "1 target id" if count == 1 else f"{count} target ids"
 
 
 def _against_t2d(subject: Subject, found: VocabularyMap) -> Iterator[Finding]:
@@ -174,17 +178,25 @@ def decoded_samples(subject: Subject, found: VocabularyMap | None) -> tuple[tupl
     if found is None:
         return ()
     decode = _decoder(subject)
-    return tuple((i, k, decode(k) if decode is not None else None) for i, k in found.samples())
+    inside = range(found.target_vocab)  # the library takes no id below zero, and none beyond 32 bits
+    return tuple((i, k, decode(k) if k in inside else None) for i, k in found.samples())
 
 
-def _decoder(subject: Subject) -> Any:
+def _decoder(subject: Subject) -> Callable[[int], str | None]:
     path = subject.target.path.parent / "tokenizer.json"
     if not path.is_file():
-        return None
+        return lambda k: None
     try:
         from tokenizers import Tokenizer
 
         tokenizer = Tokenizer.from_file(str(path))
     except Exception:  # absent library, or a tokenizer that it cannot read: samples stay without text
-        return None
-    return lambda k: tokenizer.decode([k], skip_special_tokens=False)
+        return lambda k: None
+
+    def decode(k: int) -> str | None:
+        try:
+            return str(tokenizer.decode([k], skip_special_tokens=False))
+        except Exception:  # a tokenizer whose parts contradict each other
+            return None
+
+    return decode

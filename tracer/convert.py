@@ -29,6 +29,7 @@ from drafttrace.tracer.convert_place import (
 from drafttrace.tracer.convert_prefill import prefill_remedy
 from drafttrace.tracer.convert_recording import left_out_of, refuse_recording
 from drafttrace.tracer.convert_sample import LaterRows, Sample, one_row_per_token
+from drafttrace.tracer.dumps.contradiction import refuse_other_target
 from drafttrace.tracer.dumps.folder import Collection, open_collection
 from drafttrace.tracer.dumps.registry import FieldMap, Request
 from drafttrace.tracer.errors import DrafttraceError, OutputExists
@@ -97,6 +98,9 @@ class _Asked:
     def cut(self, capture: Capture) -> Sample:
         """One row per token, or a DrafttraceError for what the layout cannot hold."""
         capture.need_real_tokens("train or compare")
+        hidden = self.request.hidden_size
+        if self.target is not None and hidden is not None and self.request.inferred:
+            refuse_other_target(capture, hidden, self.target)
         source = one_row_per_token(capture, self.request, self.lose, self.target, self.layout.id)
         refuse_recording(source, self.layout.id)
         if source.mask is None and self.ones:

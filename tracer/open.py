@@ -191,7 +191,7 @@ def _request(request: Request | None, mapping: FieldMap | None, like: Capture | 
     if mapping is not None:
         asked = dataclasses.replace(asked, fields=mapping)
     if like is not None:
-        asked = asked.told(like.hidden_size, _layers_of(like))
+        asked = asked.told(like.hidden_size, _layers_of(like), _vocabulary_of(like))
     return asked
 
 
@@ -199,6 +199,14 @@ def _layers_of(capture: Capture) -> int | None:
     """The number of layers n that a trace or a reference declares of its target."""
     wiring = capture.about.get("wiring")
     declared = wiring.get("n") if isinstance(wiring, dict) else capture.about.get("target_layers")
+    return declared if type(declared) is int and declared > 0 else None
+
+
+def _vocabulary_of(capture: Capture) -> int | None:
+    """How many tokens the target of a trace has."""
+    config = capture.about.get("target_config")
+    inner = config.get("text_config", config) if isinstance(config, dict) else None
+    declared = inner.get("vocab_size") if isinstance(inner, dict) else None
     return declared if type(declared) is int and declared > 0 else None
 
 

@@ -117,6 +117,11 @@ def _has_no_slots(capture: Capture) -> bool:
 def refuse_without_slots(ours: Capture, theirs: Capture) -> None:
     """Raise DrafttraceError: without slots on one side nothing of the other's would be compared."""
     for side, other in ((ours, theirs), (theirs, ours)):
+        if side.hidden_size is None and not is_trace(side):
+            why = f" ({'; '.join(side.notes)})" if side.notes else ""
+            raise NothingToCompare(
+                f"'{side.path}', read as {side.format}, holds no hidden states{why}; give a dump that holds them."
+            )
         if not _has_no_slots(side) or not other.slots:
             continue
         same = len(set(other.wiring) & set(side.boundaries)) == len(other.slots)
@@ -133,4 +138,4 @@ def refuse_without_slots(ours: Capture, theirs: Capture) -> None:
 def _of_both(request: Request | None) -> Request:
     """What is said of the reference and helps to read the other side: how wide a slot is, unless the file knows better,
     and how many layers the target has."""
-    return Request() if request is None else Request().told(request.hidden_size, request.layers)
+    return Request() if request is None else Request().told(request.hidden_size, request.layers, request.vocabulary)

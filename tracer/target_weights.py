@@ -76,7 +76,7 @@ def said_of(folder: Path | None, asked: Request, *, lenient: bool = False) -> Re
         if not lenient:
             raise
         return asked
-    return asked.told(shape.hidden_size, shape.layers)
+    return asked.told(shape.hidden_size, shape.layers, shape.vocab_size)
 
 
 class TargetWeights:

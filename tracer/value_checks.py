@@ -43,6 +43,7 @@ def check_values(capture: Capture, target: TargetWeights) -> list[Check]:
                 {"width": odd.rows.width, "hidden_size": target.shape.hidden_size},
             )
         )
+    checks.extend(_logits(capture, target))
     checks.extend(_declared_last(capture, target.shape.layers))
     ids = _row_tokens(capture)
     checks.extend(_vocabulary(capture, ids, target))
@@ -51,6 +52,17 @@ def check_values(capture: Capture, target: TargetWeights) -> list[Check]:
     checks.extend(assumed_checks(capture, checks))
     checks.extend(last_state_checks(capture, fitting, ids, target))
     return checks
+
+
+def _logits(capture: Capture, target: TargetWeights) -> list[Check]:
+    """Logits that a dump holds, against the target's vocabulary."""
+    width, vocabulary = capture.about.get("logits_width"), target.shape.vocab_size
+    if not width or width == vocabulary:
+        return []
+    summary = (
+        f"The dump's logits are {width} wide, the target's vocabulary has {vocabulary} tokens: another target."
+    )
+    return [Check("logits-width", "logits", "refuted", summary, {"width": width, "vocab_size": vocabulary})]
 
 
 def check_stored_shift(capture: Capture) -> list[Check]:

@@ -33,11 +33,6 @@ def test_a_hidden_size_that_the_file_contradicts_is_refused(
 ) -> None:
     """``--hidden-size 48`` for a dump of 96 was ignored, and the comparison was a MATCH."""
     path = case.write(tmp_path)
-    if case.id == "SF-35504D45" and size < made.H:
-        # A lone [1, L, W] is logits where W is more than three hidden sizes: nothing in the file says otherwise.
-        asked = request_of(case, hidden_size=size)
-        assert not open_capture(str(path), request=asked).slots
-        return
     with pytest.raises(DrafttraceError, match=rf"--hidden-size.*\b{size}\b|\b{size}\b.*--hidden-size") as refused:
         asked = request_of(case, hidden_size=size, lenient=lenient)
         open_capture(str(path), sample=sample_of(case), request=asked)

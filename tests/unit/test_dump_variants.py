@@ -18,8 +18,8 @@ from dump_variants import ALL, IDS, MAP, MAPPED, PADDING, TRACE, TRACE_ID, held,
 
 from drafttrace.compare.align import plan
 from drafttrace.tracer.capture import Capture
-from drafttrace.tracer.dumps.build import STATE_FIELDS
 from drafttrace.tracer.dumps.registry import Request
+from drafttrace.tracer.dumps.state_fields import STATE_FIELDS
 from drafttrace.tracer.errors import DrafttraceError
 from drafttrace.tracer.inspecting import Inspection, inspect_capture
 from drafttrace.tracer.open import open_capture

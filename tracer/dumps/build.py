@@ -126,6 +126,7 @@ def side_by_side(
             f"The field '{name}' of '{path}' is {whole.width} wide, no multiple of the hidden size {width}; {remedy}"
         )
     _few_slots(whole.width // width, name, path)
+    _no_more_than_boundaries(whole.width, width, name, path, request)
     cuts = range(0, whole.width, width)
     return [rows(flat.cut(1, k, k + width), name, path) for k in cuts]
 
@@ -136,6 +137,18 @@ def _few_slots(count: int, name: str, path: Path) -> None:
             f"The field '{name}' of '{path}' holds {count:,} slots, and no draft reads more than {MOST_SLOTS:,}; "
             "check --hidden-size, and the order of the axes."
         )
+
+
+def _no_more_than_boundaries(whole: int, width: int, name: str, path: Path, request: Request) -> None:
+    """A dump of another target may be a multiple of the hidden size, too; but no draft reads a boundary twice."""
+    n = request.layers
+    if n is None or whole // width <= n + 1:
+        return
+    raise UnreadableFile(
+        f"The field '{name}' of '{path}' is {whole} wide, {whole // width} times the hidden size {width}, and a target "
+        f"of {n} layers has {n + 1} boundaries; it is of another target: give that one, or the width of one slot with "
+        "--hidden-size."
+    )
 
 
 def few_numbers(tensor: Tensor, name: str, path: Path) -> Tensor:
@@ -252,28 +265,6 @@ def assumed_wiring(source: str) -> tuple[int, ...] | None:
     """The boundaries of the default that a source names as :func:`assumed` writes them; None where it names none."""
     found = re.search(rf"{ASSUMED} (\[[B\d, ]+\])", source)
     return None if found is None else parse_wiring(found[1])
-
-
-STATE_FIELDS = frozenset({
-    "hidden_state", "hidden_states", "aux_hidden_state", "aux_hidden_states", "last_hidden", "last_hidden_states",
-    "target", "target_hiddens", "target_hidden_states", "target_last_hidden_states",
-})  # fmt: skip
-
-
-def named_states(document: Document) -> set[str]:
-    """The names of hidden states that a dict holds, with a value or None.
-
-    A trainer that was told not to store a state writes None in its place. By the names the file is still of its
-    layout; without them it could be taken for one in which the same name means another state.
-    """
-    return set(STATE_FIELDS & document.keys) if isinstance(document.value, dict) else set()
-
-
-def some_tensor(document: Document, *names: str) -> bool:
-    """Whether at least one of the fields is a tensor, and every other one a tensor or None."""
-    values = [document.value[name] if name in document.keys else None for name in names]
-    known = all(value is None or isinstance(value, Tensor) for value in values)
-    return known and any(value is not None for value in values)
 
 
 def recognised(layout: Callable[[Document, Request], str | None], document: Document, request: Request) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from drafttrace.tracer.boundary import wiring_name
 from drafttrace.tracer.capture import Capture
@@ -46,16 +47,31 @@ def refuse_contradiction(capture: Capture, request: Request) -> None:
         _refuse_count(capture, request)
 
 
-def _refuse_width(capture: Capture, said: int) -> None:
+def refuse_other_target(capture: Capture, hidden_size: int, target: Path) -> None:
+    """Raise DrafttraceError where a state has another width than the hidden states of the target that is given."""
+    for name, width in _widths(capture):
+        if width != hidden_size:
+            raise DrafttraceError(
+                f"The hidden size of the target '{target}' is {hidden_size}, and '{name}' of '{capture.path}' is {width} "
+                "wide, of another target; give that one with --target."
+            )
+
+
+def _widths(capture: Capture) -> list[tuple[str, int]]:
     states = [(slot.name, slot.rows.width) for slot in capture.slots]
     if capture.last is not None:
         states.append((capture.last.name, capture.last.rows.width))
-    states += [(f"B{k}", rows.width) for k, rows in capture.boundaries.items()]
-    for name, width in states:
+    return states + [(f"B{k}", rows.width) for k, rows in capture.boundaries.items()]
+
+
+def _refuse_width(capture: Capture, said: int) -> None:
+    absent = [note for note in capture.notes if note.startswith(("no slots: ", "no last state: "))]
+    without = f" ({'; '.join(absent)})" if absent else ""
+    for name, width in _widths(capture):
         if width != said:
             raise DrafttraceError(
-                f"--hidden-size is {said}, and '{name}' of '{capture.path}' is {width} wide; leave the option out, or "
-                f"give {width}."
+                f"--hidden-size is {said}, and '{name}' of '{capture.path}' is {width} wide{without}; leave it out, "
+                f"or give {width}."
             )
 
 

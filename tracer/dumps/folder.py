@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from drafttrace.tracer.capture import Capture
-from drafttrace.tracer.dumps import build
+from drafttrace.tracer.dumps import build, state_fields
 from drafttrace.tracer.dumps.document import Document, open_document
 from drafttrace.tracer.dumps.folder_files import (
     SUFFIXES,
@@ -187,8 +187,8 @@ def detect(document: Document, request: Request) -> tuple[Layout, str]:
         if said is not None and (without := _candidates(document, replace(request, hidden_size=None))):
             names = " or ".join(layout.id for layout, _why in without)
             raise UnknownFormat(
-                f"--hidden-size is {said}, and '{document.path}', which is {names} without it, has no state of that width; "
-                "leave the option out, or correct it."
+                f"--hidden-size is {said}, and '{document.path}', which is {names} without it, has no state of that width"
+                f"{_widths(document)}; leave the option out, or correct it."
             )
         refuse_no_samples(document)
         raise UnknownFormat(
@@ -196,7 +196,22 @@ def detect(document: Document, request: Request) -> tuple[Layout, str]:
             "name its fields with --slots and --tokens, or the format with --format."
         )
     names = " or ".join(layout.id for layout, _why in found)
+    widths = state_fields.state_widths(document).values()
+    if request.hidden_size is not None and all(request.hidden_for(width) is None for width in widths):
+        raise UnknownFormat(
+            f"The file '{document.path}' is of another target, whichever of {names} it is: the hidden size is "
+            f"{request.hidden_size}, and none of its states has that width{_widths(document)}; give the target that the "
+            "dump was made with, or say with --format which it is."
+        )
     raise UnknownFormat(f"The file '{document.path}' could be {names}; say which with --format.")
+
+
+def _widths(document: Document) -> str:
+    """The width of every state on the top level, in brackets."""
+    said = ", ".join(
+        f"'{name}' is {width} wide" for name, width in sorted(state_fields.state_widths(document).items())
+    )
+    return f" ({said})" if said else ""
 
 
 def _candidates(document: Document, request: Request) -> list[tuple[Layout, str]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 
 from drafttrace.tracer.capture import Capture, Norm
-from drafttrace.tracer.dumps import build
+from drafttrace.tracer.dumps import build, state_fields
 from drafttrace.tracer.dumps.build import OUTPUTS, Convention
 from drafttrace.tracer.dumps.document import Document
 from drafttrace.tracer.dumps.registry import Layout, Request, register
@@ -22,7 +22,7 @@ _POST = "AngelSlim convention: after the final norm (a vLLM run whose norm hook 
 
 def _detect_eagle3(document: Document, _request: Request) -> str | None:
     named = {"target_hiddens", "hidden_states"}
-    if not named <= build.named_states(document) or not build.some_tensor(document, *named):
+    if not named <= state_fields.named_states(document) or not state_fields.some_tensor(document, *named):
         return None
     return "a dict with target_hiddens and hidden_states"
 
@@ -46,7 +46,11 @@ def _read_eagle3(document: Document, _inner: int, request: Request) -> Capture:
 
 def _detect_dflash(document: Document, _request: Request) -> str | None:
     states = document.tensor("hidden_states")
-    if build.named_states(document) != {"hidden_states"} or states is None or "input_ids" not in document.keys:
+    if (
+        state_fields.named_states(document) != {"hidden_states"}
+        or states is None
+        or "input_ids" not in document.keys
+    ):
         return None
     named = re.fullmatch(r"sample_\d+_rank\d+", document.path.name.split(".", 1)[0])
     if states.ndim not in {2, 3} or not ("attention_mask" in document.keys or named):

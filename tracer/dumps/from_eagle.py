@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 
 from drafttrace.tracer.capture import Capture, LastState, Norm, Slot
-from drafttrace.tracer.dumps import build
+from drafttrace.tracer.dumps import build, state_fields
 from drafttrace.tracer.dumps.build import ENTRIES
 from drafttrace.tracer.dumps.document import Document
 from drafttrace.tracer.dumps.registry import Layout, Request, register
@@ -21,22 +21,24 @@ _POST = "convention of the project: hidden_states[-1] of transformers, after the
 
 
 def _lone(document: Document) -> Tensor | None:
-    if build.named_states(document) != {"hidden_state"} or "input_ids" not in document.keys:
+    if state_fields.named_states(document) != {"hidden_state"} or "input_ids" not in document.keys:
         return None
     known = {"input_ids", "hidden_state", "loss_mask"}
     return document.tensor("hidden_state") if document.keys <= known else None
 
 
-def _detect_eagle(document: Document, _request: Request) -> str | None:
+def _detect_eagle(document: Document, request: Request) -> str | None:
     state = _lone(document)
-    return "a dict with hidden_state [L, H]" if state is not None and state.ndim == 2 else None
+    if state is None or state.ndim != 2 or request.is_vocabulary(state.shape[-1]):
+        return None
+    return "a dict with hidden_state [L, H]"
 
 
 def _detect_plain(document: Document, request: Request) -> str | None:
     state = _lone(document)
-    if state is None or state.ndim != 3 or state.shape[0] != 1 or state.shape[-1] >= 50_000:
+    if state is None or state.ndim != 3 or state.shape[0] != 1 or request.is_vocabulary(state.shape[-1]):
         return None
-    if request.hidden_size is not None and state.shape[-1] != request.hidden_size:
+    if request.hidden_for(state.shape[-1]) not in {None, state.shape[-1]}:
         return None
     if re.fullmatch(r"rows_\d+-\d+", document.path.parent.name):  # SpecForge's own folders
         return None
@@ -54,7 +56,7 @@ def _detect_fused(document: Document, _request: Request) -> str | None:
 
 def _detect_target(document: Document, _request: Request) -> str | None:
     named = {"hidden_state", "target_hidden_states"}
-    if build.named_states(document) != named or not build.some_tensor(document, *named):
+    if state_fields.named_states(document) != named or not state_fields.some_tensor(document, *named):
         return None
     return "a dict with hidden_state [1, L, 3H] and target_hidden_states"
 

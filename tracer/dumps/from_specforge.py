@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from drafttrace.tracer.capture import Capture, Ints, LastState, Norm
-from drafttrace.tracer.dumps import build
+from drafttrace.tracer.dumps import build, state_fields
 from drafttrace.tracer.dumps.build import OUTPUTS, Convention
 from drafttrace.tracer.dumps.document import Document
-from drafttrace.tracer.dumps.registry import Layout, Request, register
+from drafttrace.tracer.dumps.registry import VOCABULARY, Layout, Request, register
 from drafttrace.tracer.dumps.tensor import Tensor
 from drafttrace.tracer.rows import Rows
 
@@ -23,8 +24,9 @@ FLASH = Convention(
     "O", "O(id) for the ids of dflash_config.target_layer_ids, else evenly spaced from 1 to n-3", False
 )
 _POST = "SpecForge convention: what SGLang hands to its logits processor, after the final norm"
-# Widths that no hidden size and no three hidden sizes of a public target reach, but vocabularies do.
-_VOCABULARY = 50_000
+
+# Slots that a draft of EAGLE-3 may read. A state as wide as more of the target's is one of another target.
+_MOST_SLOTS = 8
 
 
 def _width(document: Document, name: str) -> int:
@@ -43,19 +45,15 @@ def _has_aux(document: Document) -> bool:
 
 def _last_is_logits(document: Document, request: Request) -> bool:
     """Three slots are wider than any last state beside them. A narrower ``hidden_state`` that does not divide them is
-    logits only where it is as wide as a vocabulary, or wider than the slots are known to be; else the file is damaged,
-    and whoever reads it says so."""
+    logits only where it is as wide as a vocabulary, or where the slots are the target's and it is not; else the file is
+    damaged, and whoever reads it says so."""
     aux, last = _width(document, "aux_hidden_state"), _width(document, "hidden_state")
     if not (aux and last):
-        return _is_vocabulary(last, request)
+        return request.is_vocabulary(last)
     hidden = request.hidden_size
-    known = hidden is not None and aux == 3 * hidden and last > hidden
-    return last > aux or (aux % last != 0 and (last >= _VOCABULARY or known))
-
-
-def _is_vocabulary(width: int, request: Request) -> bool:
-    hidden = request.hidden_size
-    return width >= _VOCABULARY or (hidden is not None and width > 3 * hidden)
+    ours = hidden is not None and aux == 3 * hidden and last > hidden
+    known = ours and request.vocabulary in {None, last}
+    return last > aux or (aux % last != 0 and (last >= VOCABULARY or known))
 
 
 def _detect_eagle3(document: Document, request: Request) -> str | None:
@@ -68,7 +66,7 @@ def _read_eagle3(document: Document, _inner: int, request: Request) -> Capture:
     path = document.path
     tokens = build.token_ids(build.field(document, "input_ids"), "input_ids", path)
     aux = document.tensor("aux_hidden_state")
-    width = None if aux is None else _third(aux)
+    width = None if aux is None else _slot_width(aux, request)
     found = build.slots_and_last(
         document, "aux_hidden_state", "hidden_state", request, (Norm.POST, _POST), width=width
     )
@@ -76,6 +74,14 @@ def _read_eagle3(document: Document, _inner: int, request: Request) -> Capture:
     return _sample(
         document, "SF-EAGLE3", why, tokens, found.parts, "aux_hidden_state", request, found.last, found.notes
     )
+
+
+def _slot_width(aux: Tensor, request: Request) -> int | None:
+    """As :func:`_third`; but forks store more slots, and where the states can be of the hidden size, it tells how many."""
+    width, hidden = aux.shape[-1] if aux.shape else 0, request.hidden_size
+    if hidden is not None and width % hidden == 0 and (not request.inferred or width // hidden <= _MOST_SLOTS):
+        return hidden
+    return _third(aux)
 
 
 def _third(aux: Tensor) -> int | None:
@@ -94,6 +100,7 @@ def _sample(
     last: LastState | None,
     notes: tuple[str, ...] = (),
     convention: Convention = OUTPUTS,
+    **about: Any,
 ) -> Capture:
     """What every SpecForge layout shares: mask, padding, assumed layer ids."""
     path = document.path
@@ -113,6 +120,7 @@ def _sample(
         mask=mask,
         valid_length=valid,
         notes=notes,
+        about=about,
     )
 
 
@@ -126,11 +134,14 @@ def _detect_logits(document: Document, request: Request) -> str | None:
             f"hidden_state is {last} wide, more than one of the three slots of aux_hidden_state ({aux} together): shifted "
             "logits (SpecForge d5de56f7)"
         )
-    if _lone_state(document) is None:
+    state = _lone_state(document)
+    if state is None or state.ndim not in {2, 3} or state.shape[:-2] not in {(), (1,)}:
         return None
-    if _is_vocabulary(_width(document, "hidden_state"), request):
-        return "hidden_state is as wide as a vocabulary: shifted logits (SpecForge d5de56f7)"
-    return None
+    width = state.shape[-1]
+    if not request.is_vocabulary(width):
+        return None
+    whose = "the target's" if width == request.vocabulary else "a"
+    return f"hidden_state is {width} wide, as wide as {whose} vocabulary: shifted logits (SpecForge d5de56f7)"
 
 
 def _read_logits(document: Document, _inner: int, request: Request) -> Capture:
@@ -146,12 +157,20 @@ def _read_logits(document: Document, _inner: int, request: Request) -> Capture:
     if aux is None and "aux_hidden_state" in document.keys:
         notes = (*notes, "no slots: aux_hidden_state is None")
     why = build.recognised(_detect_logits, document, request)
-    return _sample(document, "SF-D5DE56F7", why, tokens, parts, "aux_hidden_state", request, None, notes)
+    width = _width(document, "hidden_state")
+    if width and request.vocabulary not in {None, width}:
+        notes = (
+            *notes,
+            f"the logits are {width} wide, the target's vocabulary has {request.vocabulary} tokens: another target",
+        )
+    return _sample(
+        document, "SF-D5DE56F7", why, tokens, parts, "aux_hidden_state", request, None, notes, logits_width=width
+    )
 
 
 def _lone_state(document: Document) -> Tensor | None:
     """``hidden_state`` where it is the only state of the dict."""
-    return document.tensor("hidden_state") if build.named_states(document) == {"hidden_state"} else None
+    return document.tensor("hidden_state") if state_fields.named_states(document) == {"hidden_state"} else None
 
 
 def _batched_state(document: Document) -> Tensor | None:
@@ -168,7 +187,8 @@ def _detect_three(document: Document, request: Request) -> str | None:
         return None
     if _detect_logits(document, request) is not None:
         return None
-    if request.hidden_size is not None and state.shape[-1] != 3 * request.hidden_size:
+    hidden = request.hidden_for(state.shape[-1])
+    if hidden is not None and state.shape[-1] != 3 * hidden:
         return None
     return "hidden_state [1, L, 3H] alone: the aux states under the name of the last one (SpecForge 35504d45)"
 
@@ -190,7 +210,7 @@ def _detect_last_only(document: Document, request: Request) -> str | None:
     state = _batched_state(document)
     if state is None or "attention_mask" in document.keys or _detect_logits(document, request) is not None:
         return None
-    if request.hidden_size is not None and state.shape[-1] != request.hidden_size:
+    if request.hidden_for(state.shape[-1]) not in {None, state.shape[-1]}:
         return None
     if re.fullmatch(r"\d+", document.path.parent.name):  # BaldEagle's {index}/data_i.ckpt
         return None
@@ -207,7 +227,7 @@ def _read_last_only(document: Document, _inner: int, request: Request) -> Captur
 
 
 def _detect_fork(document: Document, _request: Request) -> str | None:
-    states = build.named_states(document)
+    states = state_fields.named_states(document)
     if states == {"last_hidden"} and "input_ids" in document.keys:
         return "a dict with last_hidden"
     if states == {"hidden_state"} and {"input_ids", "attention_mask"} <= document.keys:
@@ -232,7 +252,7 @@ def _read_fork(document: Document, _inner: int, request: Request) -> Capture:
 def _detect_online(document: Document, _request: Request) -> str | None:
     if not {"hidden_state", "target", "attention_mask"} <= document.keys:
         return None
-    found = build.some_tensor(document, "hidden_state", "target")
+    found = state_fields.some_tensor(document, "hidden_state", "target")
     return "a dict with hidden_state, target and attention_mask" if found else None
 
 
@@ -251,7 +271,11 @@ def _read_online(document: Document, _inner: int, request: Request) -> Capture:
 
 def _detect_dflash(document: Document, _request: Request) -> str | None:
     states = document.tensor("hidden_states")
-    if build.named_states(document) != {"hidden_states"} or states is None or "input_ids" not in document.keys:
+    if (
+        state_fields.named_states(document) != {"hidden_states"}
+        or states is None
+        or "input_ids" not in document.keys
+    ):
         return None
     named = re.fullmatch(r"sample_\d+_rank\d+", document.path.name.split(".", 1)[0])
     if states.ndim not in {2, 3} or "attention_mask" in document.keys or named:
@@ -270,7 +294,7 @@ def _read_dflash(document: Document, _inner: int, request: Request) -> Capture:
 
 def _detect_dspark(document: Document, _request: Request) -> str | None:
     named = {"hidden_states", "target_last_hidden_states"}
-    if not named <= build.named_states(document) or not build.some_tensor(document, *named):
+    if not named <= state_fields.named_states(document) or not state_fields.some_tensor(document, *named):
         return None
     return "a dict with hidden_states and target_last_hidden_states"
 

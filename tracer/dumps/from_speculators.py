@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from drafttrace.tracer.capture import Capture, Norm, Slot
-from drafttrace.tracer.dumps import build
+from drafttrace.tracer.dumps import build, state_fields
 from drafttrace.tracer.dumps.arrow_masks import mask_for
 from drafttrace.tracer.dumps.build import ASSUMED, ENTRIES
 from drafttrace.tracer.dumps.document import Document
@@ -297,7 +297,9 @@ def _other_ids(given: Sequence[int], stored: Any) -> list[str]:
 
 
 def _detect_v0(document: Document, _request: Request) -> str | None:
-    if not {"hidden_state", "target"} <= document.keys or not build.some_tensor(document, "hidden_state", "target"):
+    if not {"hidden_state", "target"} <= document.keys or not state_fields.some_tensor(
+        document, "hidden_state", "target"
+    ):
         return None
     if "attention_mask" in document.keys:  # an online sample of SpecForge
         return None

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from drafttrace.tracer.capture import Capture, Ints, Norm
-from drafttrace.tracer.dumps import build
+from drafttrace.tracer.dumps import build, state_fields
 from drafttrace.tracer.dumps.build import OUTPUTS
 from drafttrace.tracer.dumps.document import Document
 from drafttrace.tracer.dumps.registry import Layout, Request, register
@@ -134,9 +134,9 @@ def _read_eval(document: Document, inner: int, request: Request) -> Capture:
 
 def _detect_test(document: Document, _request: Request) -> str | None:
     named = {"hidden_states", "last_hidden_states"}
-    if not named <= build.named_states(document) or "input_ids" not in document.keys:
+    if not named <= state_fields.named_states(document) or "input_ids" not in document.keys:
         return None
-    if not build.some_tensor(document, *named):
+    if not state_fields.some_tensor(document, *named):
         return None
     return "a dict with hidden_states and last_hidden_states"
 
@@ -152,7 +152,10 @@ def _read_test(document: Document, _inner: int, request: Request) -> Capture:
 
 
 def _detect_orphan(document: Document, _request: Request) -> str | None:
-    if build.named_states(document) != {"hidden_states", "aux_hidden_states"} or "conversation_id" in document.keys:
+    if (
+        state_fields.named_states(document) != {"hidden_states", "aux_hidden_states"}
+        or "conversation_id" in document.keys
+    ):
         return None
     return (
         "a dict with aux_hidden_states and hidden_states, without conversation_id"

@@ -17,6 +17,8 @@ from drafttrace.tracer.capture import Capture
 from drafttrace.tracer.dumps.document import Document
 from drafttrace.tracer.errors import DrafttraceError, UnreadableFile
 
+# Widths that no hidden size and no three hidden sizes of a public target reach, but vocabularies do.
+VOCABULARY = 50_000
 # Every sample of a collection is listed, and a damaged file can claim any number of them.
 MOST_SAMPLES = 2_000_000
 
@@ -57,10 +59,11 @@ class Request:
     """What a reader may need and a file may not say.
 
     hidden_size: width H of one slot. inferred: H is the other side's or the target's, which the file may contradict;
-    what the user says, it may not (see ``contradiction``). layers: decoder layers n of the target. layer_ids: what the
-    user says the layer ids were, in the numbering of the file's own project, or in the one that ``numbering`` names: "O"
-    for O(id), "B" for B(id). lenient: where the hidden size is missing, hand out the slots side by side as one instead of
-    failing. tokens_only: the caller wants nothing but tokens.
+    what the user says, it may not (see ``contradiction``). layers: decoder layers n of the target. vocabulary: how many
+    tokens it has, which is the width of its logits. layer_ids: what the user says the layer ids were, in the numbering of
+    the file's own project, or in the one that ``numbering`` names: "O" for O(id), "B" for B(id). lenient: where the hidden
+    size is missing, hand out the slots side by side as one instead of failing. tokens_only: the caller wants nothing but
+    tokens.
     """
 
     hidden_size: int | None = None
@@ -71,8 +74,9 @@ class Request:
     fields: FieldMap = field(default_factory=FieldMap)
     lenient: bool = False
     tokens_only: bool = False
+    vocabulary: int | None = None
 
-    def told(self, hidden_size: int | None, layers: int | None) -> Request:
+    def told(self, hidden_size: int | None, layers: int | None, vocabulary: int | None = None) -> Request:
         """The same request with what is known from elsewhere, in the place of what the user leaves open."""
         unsaid = self.hidden_size is None and hidden_size is not None
         return replace(
@@ -80,7 +84,26 @@ class Request:
             hidden_size=hidden_size if unsaid else self.hidden_size,
             inferred=unsaid or self.inferred,
             layers=layers if self.layers is None else self.layers,
+            vocabulary=vocabulary if self.vocabulary is None else self.vocabulary,
         )
+
+    def is_vocabulary(self, width: int) -> bool:
+        """Whether a lone state of that width is logits: it is as wide as the target's vocabulary, or wider than any state.
+
+        One that is merely wider than the target's hidden states is a state of another target.
+        """
+        hidden = self.hidden_size
+        if hidden is not None and width in {hidden, 3 * hidden}:
+            return False
+        return width >= VOCABULARY or width == self.vocabulary
+
+    def hidden_for(self, width: int) -> int | None:
+        """The hidden size, as far as it can tell what a lone state of that width is: one state, or three side by side.
+
+        Where it is only inferred and the state is neither, the file is of another target: None, as if nobody had told it.
+        """
+        hidden = self.hidden_size
+        return None if hidden is None or (self.inferred and width not in {hidden, 3 * hidden}) else hidden
 
 
 @dataclass(frozen=True)

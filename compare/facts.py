@@ -79,7 +79,8 @@ class PartFacts:
     """Rows of one slot that differ while its others do not, and what they are on each side.
 
     left, reference: as for a whole slot, from these rows alone. is_left, is_reference: the slot of the other side whose
-    rows they are, though it is not their own. positions, left_rows: ``[m]``.
+    rows they are, though it is not their own. positions, left_rows: ``[m]``. own: the slot is wrong as a whole, and these
+    rows are not even what its others are: the sides are then one side's slot and the boundary that its others hold.
     """
 
     slot: int
@@ -90,6 +91,7 @@ class PartFacts:
     is_reference: int | None
     positions: Ints = field(compare=False)
     left_rows: Ints = field(compare=False)
+    own: bool = False
 
 
 @dataclass(frozen=True)

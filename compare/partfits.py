@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from drafttrace.compare.describe import part_rows
 from drafttrace.compare.explain import stream_facts
-from drafttrace.compare.facts import PartFacts
+from drafttrace.compare.facts import VALUE, PartFacts
 from drafttrace.compare.judge import limits_of
 from drafttrace.compare.locate import Located, distance, locate, neighbour_distances
+from drafttrace.compare.measure import measure_rows
 from drafttrace.compare.measured import MeasuredSlot
 from drafttrace.compare.result import SlotResult
 from drafttrace.compare.rowparts import FoundPart, find_parts
 from drafttrace.compare.sample import MAX_ROWS, MAX_VALUES, Sample, Stream, spread
 from drafttrace.compare.streams import Location, Sides
-from drafttrace.compare.thresholds import Thresholds
+from drafttrace.compare.thresholds import Thresholds, slot_limits
 from drafttrace.tracer.capture import Ints
 
 _FEWEST = 4
@@ -27,12 +29,41 @@ def fit_parts(
     measured: MeasuredSlot, judged: SlotResult, location: Location, sides: Sides, thresholds: Thresholds
 ) -> tuple[PartFacts, ...]:
     """The facts about every part of one slot."""
-    if not judged.parts or measured.index < 0:
+    if measured.index < 0:
+        return ()
+    if not judged.parts and judged.rel_l2.p50 > judged.judged.noise_limit:
+        return tuple(_own_parts(measured, location, sides, thresholds))
+    if not judged.parts:
         return ()
     found = find_parts(
         part_rows(measured.measures, measured.ids, thresholds), limits_of(judged, thresholds), thresholds
     )
     return tuple(_fit(measured, one, location, sides, thresholds) for one in found)
+
+
+def _own_parts(
+    measured: MeasuredSlot, location: Location, sides: Sides, thresholds: Thresholds
+) -> Iterator[PartFacts]:
+    """Parts of a slot that is another boundary than it should be: against that boundary, and not the other side's slot."""
+    for stream, streams in ((measured.left, location.left), (measured.reference, location.reference)):
+        fact = next((f for f in streams if f.index == measured.index), None)
+        if fact is None or fact.by != VALUE or fact.boundary is None or fact.explanation is not None:
+            continue
+        home = next((a for a in location.atlas_streams if a.boundary == fact.boundary), None)
+        if home is None or home.rows.width != stream.rows.width:
+            continue
+        kept = home.has(measured.pairs.left_rows if home.side == "left" else measured.pairs.reference_rows)
+        if kept.sum() < 2 * _FEWEST:
+            continue
+        pairs, ids = measured.pairs.at(kept), measured.ids.at(kept)
+        index = {"left": pairs.left_rows, "reference": pairs.reference_rows}
+        rows = measure_rows(stream.rows, index[stream.side], home.rows, index[home.side], measured.massive)
+        two = (stream, home) if stream.side == "left" else (home, stream)
+        own = MeasuredSlot(measured.index, *two, measured.massive, rows, pairs, ids)
+        limits = slot_limits(thresholds, None, location.neighbours.get(fact.boundary))
+        for found in find_parts(part_rows(rows, ids, thresholds), limits, thresholds):
+            fitted = _fit(own, found, location, sides, thresholds)
+            yield replace(fitted, is_left=None, is_reference=None, own=True)
 
 
 def _fit(

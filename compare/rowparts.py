@@ -94,8 +94,8 @@ def _parts(
     if float(rows.weight[others].sum()) < max(_FEWEST, _PLAIN * every) or (most and level != NOISE):
         return
     usual = float(np.median(rows.rel_l2[others]))
-    if float(np.median(rows.rel_l2[far])) < _APART * usual:
-        return  # the upper end of an even noise
+    if float(np.median(rows.rel_l2[far])) < _APART * usual or usual > limits.noise:
+        return  # the upper end of an even noise, or a slot the others of which are no better
 
     def made(kind: str, here: Bools, scope: Bools, phase: str = "", step: int = 1) -> FoundPart:
         positions = rows.position[here]

@@ -36,7 +36,7 @@ def find(facts: Facts) -> Iterator[Finding]:
     grouped: dict[tuple[object, ...], list[PartCause]] = {}
     for cause in part_causes(facts):
         part = cause.fact.part
-        key = (cause.id, cause.side, part.kind, part.phase, part.first, part.last, part.rows)
+        key = (cause.id, cause.side, cause.fact.own, part.kind, part.phase, part.first, part.last, part.rows)
         grouped.setdefault(key, []).append(cause)
     for causes in grouped.values():
         yield _told(facts, causes)
@@ -69,7 +69,7 @@ def without_wholes(found: Sequence[Finding]) -> list[Finding]:
 
 
 def _cause(facts: Facts, fact: PartFacts) -> PartCause | None:
-    ours, theirs = fact.left, fact.reference
+    ours, theirs = fact.left, fact.reference  # of an own part, one is the slot and the other a boundary
     exchanged = _exchanged(facts, fact)
     if exchanged is not None:
         return exchanged
@@ -90,6 +90,9 @@ def _cause(facts: Facts, fact: PartFacts) -> PartCause | None:
         evidence["without_the_fit"] = best.explanation.identity_residual
         confidence = max(0.4, 0.98 - 2 * residual)
         return PartCause(fact, finding_id(best), best.side, "", confidence, evidence, best.explanation)
+    if fact.own and fact.part.level == "noise":
+        side = "left" if ours.index >= 0 else "reference"
+        return PartCause(fact, "unexplained", side, "differ, and none of the known causes fits them", 0.5, {})
     if fact.is_left is not None or fact.is_reference is not None:
         side, other = ("left", fact.is_left) if fact.is_left is not None else ("reference", fact.is_reference)
         whose = "the reference's" if side == "left" else "the server's"
@@ -121,6 +124,19 @@ def _elsewhere(facts: Facts, fact: PartFacts) -> PartCause:
     """Rows at another boundary than their slot's others."""
     ours, theirs = fact.left.boundary, fact.reference.boundary
     assert ours is not None and theirs is not None
+    if fact.own:
+        left = fact.left.index >= 0
+        held, home = (ours, theirs) if left else (theirs, ours)
+        name = "boundary-offset" if abs(held - home) == 1 else "wrong-boundary"
+        text = f"hold {boundary_name(held)} where its other rows hold {boundary_name(home)}"
+        return PartCause(
+            fact,
+            name,
+            "left" if left else "reference",
+            text,
+            0.9,
+            {"rows": boundary_name(held), "others": boundary_name(home)},
+        )
     usual = _whole(facts.reference_streams, fact.slot)
     moved = usual is not None and usual.by == VALUE and usual.boundary != theirs
     side = "reference" if moved else "left"
@@ -164,7 +180,7 @@ def _told(facts: Facts, causes: Sequence[PartCause]) -> Finding:
     )
     return finding(
         first.id,
-        f"{text}, while the others match ({level}).",
+        f"{text}, {'unlike the other rows there' if first.fact.own else 'while the others match'} ({level}).",
         slots=slots,
         confidence=min(cause.confidence for cause in causes),
         evidence={

@@ -235,3 +235,24 @@ def test_verify_rows_are_told_apart_by_who_chose_their_token(which: str) -> None
     assert f"all 10 verify rows of {which}" in first(saved).summary.lower()
     assert rejudge(load_result(json.dumps(saved.to_json())), DEFAULT).to_json() == saved.to_json()
     assert first(diff(with_rows(left, rows, lambda x: x * 2), dumped(CLOSE, WIRING))).id == "scale"
+
+
+@pytest.mark.parametrize("fault", ["times four", "noise"])
+@pytest.mark.parametrize("live", [(3, 7, 12), (6, 11, 12)])
+def test_verify_rows_of_a_server_that_is_wired_wrong_are_told_too(live: tuple[int, ...], fault: str) -> None:
+    """Against another boundary all rows are wrong: the slot's own boundary tells which of them are not even that."""
+    left = served(WORLD, live, prompt=44)
+    plain = {f.id for f in diff(left, dumped(CLOSE, WIRING)).findings if f.severity == FAULT}
+    wanted, change = TRANSFORMED[fault]
+    found = diff(with_rows(left, verify(left), change), dumped(CLOSE, WIRING))
+    assert {f.id for f in found.findings if f.severity == FAULT} == {*plain, wanted}
+    told = next(f for f in found.findings if f.id == wanted and f.slots == (SLOT,))
+    assert "all 20 verify rows" in told.summary.lower() and "unlike the other rows there" in told.summary
+
+
+def test_rows_of_a_dump_that_is_wired_wrong_are_told_too() -> None:
+    late = CLOSE.streams[9]
+    found = diff(trace(), with_rows(dumped(CLOSE, (3, 7, 12)), slice(5, 25), lambda x: late[5:25]))
+    ids = [f.id for f in found.findings if f.severity == FAULT]
+    assert ids[0] == "boundary-offset" and "wrong-boundary" in ids, [f.summary for f in found.findings]
+    assert "hold B9 where its other rows hold B7" in " ".join(f.summary for f in found.findings)

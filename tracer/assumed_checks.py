@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from drafttrace.tracer.boundary import boundary_name, wiring_name
 from drafttrace.tracer.capture import Capture
 from drafttrace.tracer.checked_states import Check
+from drafttrace.tracer.declared_checks import contradictions
 from drafttrace.tracer.dumps.build import ASSUMED, assumed_wiring
 
 _OF_LAST = {"last-is-last", "last-norm"}
@@ -62,6 +63,8 @@ def _is_refuted_default(check: Check, source: str) -> bool:
 def judged(source: str, name: str, boundary: int | None, is_last: bool, checks: Sequence[Check]) -> str:
     """The source of a state's boundary, or of the norm of the last one, with what the values say against or for it."""
     against = list(dict.fromkeys(_against(source, name, boundary, is_last, checks)))
+    if not against and boundary is not None and (wrong := contradictions(checks, name)):
+        return f"REFUTED ({'; '.join(wrong)}): {source}"
     if against:
         return f"REFUTED by value ({'; '.join(against)}): {source}"
     for check in checks:

@@ -29,6 +29,7 @@ from drafttrace.tracer.convert_place import (
 from drafttrace.tracer.convert_prefill import prefill_remedy
 from drafttrace.tracer.convert_recording import left_out_of, refuse_recording
 from drafttrace.tracer.convert_sample import LaterRows, Sample, one_row_per_token
+from drafttrace.tracer.declared_checks import refuse_beyond, with_declared_notes
 from drafttrace.tracer.dumps.contradiction import refuse_other_target
 from drafttrace.tracer.dumps.folder import Collection, open_collection
 from drafttrace.tracer.dumps.registry import FieldMap, Request
@@ -101,6 +102,9 @@ class _Asked:
         hidden = self.request.hidden_size
         if self.target is not None and hidden is not None and self.request.inferred:
             refuse_other_target(capture, hidden, self.target)
+        if "layer-ids" not in self.lose:
+            refuse_beyond(capture, self.request.layers)
+            capture = with_declared_notes(capture, self.request.layers)
         source = one_row_per_token(capture, self.request, self.lose, self.target, self.layout.id)
         refuse_recording(source, self.layout.id)
         if source.mask is None and self.ones:
@@ -170,7 +174,7 @@ def convert(
         format=capture.format,
         recognised_by=capture.recognised_by,
         layout=to,
-        notes=capture.notes,
+        notes=source.capture.notes,
     )
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from drafttrace.tracer.assumed_checks import default_refuted, judged
 from drafttrace.tracer.boundary import boundary_name
 from drafttrace.tracer.capture import Accepted, Capture, Norm, Phase, Slot
+from drafttrace.tracer.declared_checks import contradictions, declared_checks
 from drafttrace.tracer.dumps.build import UncutRows, assumed_wiring
 from drafttrace.tracer.dumps.registry import FieldMap, Request
 from drafttrace.tracer.inspect_render import render
@@ -146,7 +147,7 @@ def inspect_capture(
     """
     asked = dataclasses.replace(said_of(target, request or Request()), lenient=True)
     capture, count = open_numbered(spec, format=format, sample=sample, mapping=mapping, request=asked)
-    checks = check_stored_shift(capture)
+    checks = declared_checks(capture, asked.layers) + check_stored_shift(capture)
     if target is not None:
         checks += check_values(capture, TargetWeights(target))
     text = _text(capture, tokenizer or target, tokenizer is not None)
@@ -302,7 +303,8 @@ def _probably(slot: Slot, k: int, capture: Capture, checks: list[Check]) -> str:
     if isinstance(slot.rows, UncutRows):
         return "slots side by side, perhaps; --hidden-size H cuts them"
     if slot.boundary is not None:
-        return f"{boundary_name(slot.boundary)} (declared)"
+        wrong = contradictions(checks, slot.name)
+        return f"{boundary_name(slot.boundary)} (declared{', but ' if wrong else ''}{'; '.join(wrong)})"
     if default_refuted(slot.source, checks):
         return "unknown: the assumed default is refuted; compare with a reference to find out"
     default = assumed_wiring(slot.source)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from drafttrace.tracer.boundary import wiring_name
 from drafttrace.tracer.capture import Capture
+from drafttrace.tracer.declared_checks import layers_of
 from drafttrace.tracer.dumps.contradiction import held_against
 from drafttrace.tracer.dumps.folder import Collection, open_collection
 from drafttrace.tracer.dumps.registry import FieldMap, Request
@@ -191,15 +192,8 @@ def _request(request: Request | None, mapping: FieldMap | None, like: Capture | 
     if mapping is not None:
         asked = dataclasses.replace(asked, fields=mapping)
     if like is not None:
-        asked = asked.told(like.hidden_size, _layers_of(like), _vocabulary_of(like))
+        asked = asked.told(like.hidden_size, layers_of(like), _vocabulary_of(like))
     return asked
-
-
-def _layers_of(capture: Capture) -> int | None:
-    """The number of layers n that a trace or a reference declares of its target."""
-    wiring = capture.about.get("wiring")
-    declared = wiring.get("n") if isinstance(wiring, dict) else capture.about.get("target_layers")
-    return declared if type(declared) is int and declared > 0 else None
 
 
 def _vocabulary_of(capture: Capture) -> int | None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from drafttrace.tracer.boundary import boundary_name
 from drafttrace.tracer.capture import Capture
 from drafttrace.tracer.convert_recording import is_trace
+from drafttrace.tracer.declared_checks import layers_of, with_declared_notes
 from drafttrace.tracer.dumps.folder import open_collection
 from drafttrace.tracer.dumps.registry import FieldMap, Request
 from drafttrace.tracer.errors import DrafttraceError, NothingToCompare, UnknownFormat
@@ -50,7 +51,8 @@ def open_two(
     if _has_no_slots(ours):  # the reference may say how many layers there are, which tells the default ones
         ours = open_capture(left, format=left_format, like=theirs, mapping=left_mapping, request=of_both)
     refuse_without_slots(ours, theirs)
-    return ours, theirs
+    n = (request or Request()).layers
+    return with_declared_notes(ours, n or layers_of(theirs)), with_declared_notes(theirs, n or layers_of(ours))
 
 
 @contextlib.contextmanager

@@ -202,7 +202,8 @@ def _read_dspark(folder: Path, ref: SampleRef, request: Request) -> Capture:
     aux = _one(shard, "target_hidden_states", ref.inner)
     parts = build.side_by_side(aux, "target_hidden_states", path, request, state.width)
     boundaries = _ids(manifest, "target_layer_ids", len(parts), where)
-    layers = manifest.get("num_hidden_layers")
+    said = manifest.get("num_hidden_layers")
+    layers = said if type(said) is int and said > 0 else None
     mask = _optional(shard, "loss_mask", ref.inner)
     source = "manifest.json target_layer_ids, O(id) = B(id + 1), -1 = embedding"
     last = build.last_state(
@@ -210,7 +211,7 @@ def _read_dspark(folder: Path, ref: SampleRef, request: Request) -> Capture:
         state,
         Norm.UNKNOWN,
         "the manifest does not say whether the state stands before or after the final norm",
-        layers if type(layers) is int else None,
+        layers,
     )
     return build.capture(
         path,
@@ -220,7 +221,7 @@ def _read_dspark(folder: Path, ref: SampleRef, request: Request) -> Capture:
         build.slots_of(parts, "target_hidden_states", boundaries, source),
         last=last,
         mask=mask,
-        about={"manifest": manifest, "folder": str(folder)},
+        about={"manifest": manifest, "folder": str(folder), "target_layers": layers},
         notes=_count_notes(manifest, ref),
     )
 

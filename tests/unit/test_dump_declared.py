@@ -117,6 +117,7 @@ def test_declared_boundaries_that_cannot_be_are_told_by_diff_and_refused_by_conv
         names = FieldMap(slots=("aux_hidden_state",), tokens="input_ids", boundaries=(2, 8, 1000))
         request = Request(hidden_size=128)
         convert(path, tmp_path / "out.safetensors", "safetensors", mapping=names, request=request, target=TARGET)
+    (tmp_path / "v1").mkdir()
     source = made.write_spec_v1(tmp_path / "v1")
     done = convert(str(source), tmp_path / "out", "speculators-v1", request=Request(layer_ids=(2, 2, 5)))
     assert any("are both declared B3" in note for note in done.notes)

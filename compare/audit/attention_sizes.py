@@ -11,10 +11,11 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from drafttrace.compare.audit.class_defaults import HEAD_DIM, KV_HEADS, implied_sizes
 from drafttrace.compare.draft_weights import DraftWeights
 
 Sizes = dict[str, int]
-HEADS, KV_HEADS, HEAD_DIM = "num_attention_heads", "num_key_value_heads", "head_dim"
+HEADS = "num_attention_heads"
 _AT = "layers.0.self_attn."
 _MOST_SHOWN = 3
 
@@ -81,7 +82,7 @@ def _divisors(number: int) -> list[int]:
 def lines_of(sizes: Sizes, config: Mapping[str, Any], hidden_size: int) -> Sizes:
     """Those of the sizes that the config does not say already, by itself or by what follows from it."""
     heads = sizes[HEADS]
-    implied = {KV_HEADS: heads, HEAD_DIM: hidden_size // heads}
+    implied = implied_sizes(config, heads, hidden_size)
     return {
         key: value
         for key, value in sizes.items()

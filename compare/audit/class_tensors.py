@@ -10,7 +10,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from dataclasses import replace
 
+from drafttrace.compare.audit.class_defaults import (
+    HEAD_DIM,
+    KV_HEADS,
+    implied_sizes,
+    latent_sizes,
+    mlp_size,
+    takes_no_head_dim,
+)
 from drafttrace.compare.audit.mla_checks import ATTENTION, MLA_CLASS, PLAIN_CLASS, as_served
 from drafttrace.compare.draft_config import DraftConfig
 from drafttrace.compare.draft_weights import (
@@ -38,6 +47,20 @@ def draft_class(draft: DraftConfig) -> str:
     return MLA_CLASS if draft.mla is not None else PLAIN_CLASS
 
 
+def as_built(draft: DraftConfig) -> DraftConfig:
+    """The draft with the sizes that the class which it names is built with: what is absent is the config class's."""
+    served, config = as_served(draft), draft.flat
+    if draft_class(draft) == MLA_CLASS:
+        return replace(served, mla=latent_sizes(config, served.mla))
+    implied = implied_sizes(config, draft.heads, draft.hidden_size)
+    if config.get(KV_HEADS) is None:
+        served = replace(served, kv_heads=implied[KV_HEADS])
+    if config.get(HEAD_DIM) is None or takes_no_head_dim(config):
+        served = replace(served, head_dim=implied[HEAD_DIM])
+    wide = mlp_size(config)
+    return served if wide is None else replace(served, intermediate_size=wide)
+
+
 def built_shapes(draft: DraftConfig, slots: int) -> dict[str, tuple[int, ...]]:
     """Every parameter that the class builds and that has to be filled, by canonical name; embedding and head left out.
 
@@ -45,7 +68,7 @@ def built_shapes(draft: DraftConfig, slots: int) -> dict[str, tuple[int, ...]]:
     """
     return {
         name: shape
-        for name, shape in expected_shapes(as_served(draft), slots).items()
+        for name, shape in expected_shapes(as_built(draft), slots).items()
         if not (ATTENTION in name and name.endswith(".bias"))
     }
 

@@ -76,7 +76,10 @@ def loading_changes(subject: Subject) -> dict[str, Any]:
     if _null_target_size(draft):
         changes["target_hidden_size"] = draft.slot_width
     if _lacks_pruned_size(draft) and matrix_shape(subject.draft_weights, "lm_head.weight") is None:
-        changes["draft_vocab_size"] = None  # absent is an error there, null means the target's head
+        # absent is an error there, null means the target's head; a tied draft has a row for each token
+        changes["draft_vocab_size"] = draft.vocab_size if draft.tied else None
+    elif _null_pruned_size(draft):
+        changes["draft_vocab_size"] = draft.vocab_size
     return changes
 
 
@@ -179,21 +182,37 @@ def _nulls(subject: Subject, loads: bool) -> Iterator[Finding]:
 
 
 def _lacks_pruned_size(draft: DraftConfig) -> bool:
-    return "draft_vocab_size" not in draft.flat and not draft.tied and draft.architecture == PLAIN_CLASS
+    return "draft_vocab_size" not in draft.flat and draft.architecture == PLAIN_CLASS
+
+
+def _null_pruned_size(draft: DraftConfig) -> bool:
+    """A tied draft of the plain class takes ``draft_vocab_size`` for the width of its logits, whatever stands there."""
+    null = "draft_vocab_size" in draft.flat and draft.flat["draft_vocab_size"] is None
+    return null and draft.tied and draft.architecture == PLAIN_CLASS
 
 
 def _no_pruned_size(subject: Subject) -> Iterator[Finding]:
-    """The plain class reads ``draft_vocab_size`` without asking whether it is there; null is fine, absent is not."""
-    if not _lacks_pruned_size(subject.draft):
-        return
+    """The plain class reads ``draft_vocab_size`` without asking whether it is there; a tied draft needs a number in it."""
+    draft = subject.draft
     head = matrix_shape(subject.draft_weights, "lm_head.weight")
-    yield fault(
-        "fc-not-called",
-        0.9,
-        f"The draft's config has no draft_vocab_size, which {PLAIN_CLASS} reads without asking whether it is there: the "
-        "server stops with an AttributeError.",
-        f'"draft_vocab_size": {head[0]}, the rows of lm_head.'
-        if head is not None
-        else '"draft_vocab_size": null, so that the server takes the target\'s head; the checkpoint has none.',
-        {"field": "draft_vocab_size"},
-    )
+    own = f'"draft_vocab_size": {head[0]}, the rows of lm_head.' if head is not None else ""
+    tied = f'"draft_vocab_size": {draft.vocab_size}, the rows of the embedding that the draft takes for its head.'
+    if _lacks_pruned_size(draft):
+        shared = '"draft_vocab_size": null, so that the server takes the target\'s head; the checkpoint has none.'
+        yield fault(
+            "fc-not-called",
+            0.9,
+            f"The draft's config has no draft_vocab_size, which {PLAIN_CLASS} reads without asking whether it is there: "
+            "the server stops with an AttributeError.",
+            own or (tied if draft.tied else shared),
+            {"field": "draft_vocab_size"},
+        )
+    if _null_pruned_size(draft):
+        yield fault(
+            "fc-not-called",
+            0.9,
+            f"tie_word_embeddings is true and draft_vocab_size null: {PLAIN_CLASS} takes the width of a tied draft's logits "
+            "from draft_vocab_size, and the server stops with a TypeError.",
+            own or tied,
+            {"field": "draft_vocab_size"},
+        )

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from drafttrace.compare.audit.attention_sizes import HEADS, alternatives, attention_sizes, nearest
+from drafttrace.compare.audit.class_tensors import as_built
+from drafttrace.compare.audit.mla_checks import MLA_CLASS
 from drafttrace.compare.draft_config import DraftConfig, MissingSize, flat_config, read_draft_config
 from drafttrace.compare.draft_weights import DraftWeights, draft_weights, matrix_shape
 from drafttrace.tracer.checkpoint import open_checkpoint, read_json
@@ -16,10 +18,11 @@ _LATENT = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "kv_lora_rank")
 
 
 def read_draft(folder: Path) -> DraftConfig:
-    """The config of a draft. Raises UnreadableFile as ``read_draft_config`` does, with the sizes of the folder's weights
-    where the config lacks some."""
+    """The config of a draft, with the latent sizes that only its config class has. Raises UnreadableFile as
+    ``read_draft_config`` does, with the sizes of the folder's weights where the config lacks some."""
     try:
-        return read_draft_config(folder)
+        draft = read_draft_config(folder)
+        return as_built(draft) if draft.architecture == MLA_CLASS else draft
     except MissingSize as error:
         said = _by_weights(folder)
         if said is None:

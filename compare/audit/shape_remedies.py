@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from drafttrace.compare.audit.attention_sizes import Sizes, attention_sizes, nearest
-from drafttrace.compare.audit.class_tensors import built_shapes, optional_shapes
-from drafttrace.compare.audit.mla_checks import ATTENTION, PLAIN_CLASS, as_served
+from drafttrace.compare.audit.class_defaults import MLP_SIZE
+from drafttrace.compare.audit.class_tensors import as_built, built_shapes, optional_shapes
+from drafttrace.compare.audit.mla_checks import ATTENTION, PLAIN_CLASS
 from drafttrace.compare.audit.subject import Subject
 from drafttrace.compare.draft_config import DraftConfig, parse_draft_config
 from drafttrace.compare.draft_weights import DraftWeights, slots_of_fc, split_fused
@@ -23,8 +24,9 @@ MLP = ".mlp."
 _KEYS = (
     "hidden_size", "target_hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
     "draft_vocab_size", "vocab_size", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim",
+    MLP_SIZE,
 )  # fmt: skip
-_DERIVED = ("head_dim", "num_key_value_heads", "target_hidden_size")
+_DERIVED = ("head_dim", "num_key_value_heads", "target_hidden_size", MLP_SIZE)
 """Numbers that follow from others where the config does not give them, so that a lost one asks for other shapes."""
 _MOST_LAYERS = 64
 """Drafts have a few layers; more come from a damaged config, which is not worth a search."""
@@ -173,7 +175,11 @@ class Shapes:
         if len(parts) < 2 or not set(parts) <= self.wrong().keys():
             return {}
         first, *rest = (self.blamed(name) for name in parts)
-        return first if list(first) == ["intermediate_size"] and all(found == first for found in rest) else {}
+        return (
+            first
+            if list(first) in (["intermediate_size"], [MLP_SIZE]) and all(found == first for found in rest)
+            else {}
+        )
 
     def _nearest(self) -> list[Sizes]:
         return nearest(attention_sizes(self.weights), self.config.flat, self.config.hidden_size)
@@ -192,7 +198,7 @@ class Shapes:
             asked = None
             if all(value > 0 for value in changes.values()):
                 try:
-                    changed = as_served(parse_draft_config({**self.config.raw, **changes}, self.config.path))
+                    changed = as_built(parse_draft_config({**self.config.raw, **changes}, self.config.path))
                     asked = shapes_asked(changed, self.weights, self.slots)
                 except (UnreadableFile, ArithmeticError):
                     asked = None
@@ -207,7 +213,7 @@ class Shapes:
 def shapes_of(subject: Subject) -> Shapes:
     """The shapes of the draft that is audited, as the class that it names reads its config."""
     slots = len(subject.served.wiring or ()) or 3
-    return Shapes(as_served(subject.draft), subject.draft_weights, slots)
+    return Shapes(as_built(subject.draft), subject.draft_weights, slots)
 
 
 def _axis(axis: int, rank: int) -> str:

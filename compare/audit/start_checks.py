@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from drafttrace.compare.audit.asking_sglang import DRAFT, TARGET
+from drafttrace.compare.audit.class_defaults import HEAD_DIM, implied_sizes
 from drafttrace.compare.audit.config_fields import Misfit
 from drafttrace.compare.audit.deepseek_checks import DEEPSEEKS, deepseek_misfits
 from drafttrace.compare.audit.loading_checks import usual_type
@@ -105,7 +106,7 @@ def _pairs(config: Mapping[str, Any], rope: Mapping[str, Any]) -> int | None:
     heads, hidden = config.get("num_attention_heads"), config.get("hidden_size")
     width = config.get("head_dim")
     if width is None and type(heads) is int and type(hidden) is int and heads > 0:
-        width = hidden // heads
+        width = implied_sizes(config, heads, hidden)[HEAD_DIM]
     latent = config.get("qk_rope_head_dim") if config.get("kv_lora_rank") is not None else None
     if latent is not None:
         return latent // 2 if type(latent) is int else None

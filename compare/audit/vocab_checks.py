@@ -103,8 +103,35 @@ def vocabulary_findings(subject: Subject, found: VocabularyMap | None) -> Iterat
             _length_remedy(subject, found.draft_vocab, pruned),
             {"d2t": found.draft_vocab, "draft_vocab_size": pruned},
         )
+    yield from _shared_head(subject, found)
     yield from _reading(subject, found, vocab)
     yield from _against_t2d(subject, found)
+
+
+def _shared_head(subject: Subject, found: VocabularyMap) -> Iterator[Finding]:
+    """A map beside a head of the target's: SGLang's draft ids are then rows of it, and no kept tokens."""
+    draft, pruned = subject.draft, subject.draft.draft_vocab_size
+    if matrix_shape(subject.draft_weights, "lm_head.weight") is not None:
+        return
+    export = "Export lm_head.weight with the draft, a row for each kept token"
+    if draft.tied and found.reading != EITHER:
+        yield fault(
+            "weights-replaced",
+            0.9,
+            "tie_word_embeddings is true, so SGLang takes the first rows of the target's embedding for the draft's head, "
+            "and d2t then makes another token of each: the map belongs to a head of kept tokens, which is not there.",
+            f'{export}, and write "tie_word_embeddings": false, "draft_vocab_size": {found.draft_vocab}.',
+            {"d2t": found.draft_vocab, "tie_word_embeddings": True},
+        )
+    elif not draft.tied and pruned is None and found.draft_vocab < draft.vocab_size:
+        yield fault(
+            "vocab-map-range",
+            0.9,
+            f"Without draft_vocab_size SGLang takes the target's head of {draft.vocab_size} rows, and d2t has "
+            f"{found.draft_vocab} entries: the server stops with an IndexError at the first draft id beyond them.",
+            f'{export}, and write "draft_vocab_size": {found.draft_vocab}; or export the draft without d2t.',
+            {"d2t": found.draft_vocab, "rows": draft.vocab_size},
+        )
 
 
 def _length_remedy(subject: Subject, entries: int, pruned: int) -> str:

@@ -25,6 +25,7 @@ from drafttrace.compare.audit.sglang_rules import ALGORITHMS
 from drafttrace.compare.audit.shard_checks import shard_findings
 from drafttrace.compare.audit.start_checks import start_findings
 from drafttrace.compare.audit.subject import Subject
+from drafttrace.compare.audit.switch_checks import switch_remarks
 from drafttrace.compare.audit.target_config import TargetConfig, read_target_config
 from drafttrace.compare.audit.vocab_checks import decoded_samples, vocabulary_findings, vocabulary_map
 from drafttrace.compare.audit.weight_checks import tensor_reports, weight_findings
@@ -72,6 +73,7 @@ def check(
     if sglang_version is None and url_health is None:  # else the release may be another one than is installed
         loads, said = ask_where_unusual(subject)
         subject, notes = replace(subject, loads=loads), [*notes, *said]
+    notes = [*notes, *switch_remarks(subject.draft)]
     reports = tensor_reports(subject, hash_weights)
     vocabulary = vocabulary_map(subject)
     findings = [*wiring_findings(subject), *config_findings(subject)]

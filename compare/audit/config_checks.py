@@ -10,11 +10,13 @@ from drafttrace.compare.audit.forward_checks import forward_findings
 from drafttrace.compare.audit.loading_checks import loading_findings
 from drafttrace.compare.audit.mla_checks import MLA_CLASS, PLAIN_CLASS
 from drafttrace.compare.audit.refusal_checks import refusal_findings, refused_keys
-from drafttrace.compare.audit.said_in_vain import garbled_rope, odd_flags, odd_layer_types, unused_window
+from drafttrace.compare.audit.rope_checks import rope_findings
+from drafttrace.compare.audit.said_in_vain import odd_flags, odd_layer_types, unused_window
 from drafttrace.compare.audit.sglang_rules import honoured
 from drafttrace.compare.audit.subject import NEEDS, Subject, fault, note
+from drafttrace.compare.audit.switch_checks import switch_findings
 from drafttrace.compare.audit.tokenizer_checks import tokenizer_findings
-from drafttrace.compare.draft_config import MODELOPT, NESTED, SPECFORGE, DraftConfig
+from drafttrace.compare.draft_config import NESTED, SPECFORGE, DraftConfig
 from drafttrace.compare.draft_weights import matrix_shape
 from drafttrace.compare.odd_ids import short_value
 from drafttrace.compare.result import Finding
@@ -22,13 +24,6 @@ from drafttrace.compare.result import Finding
 EAGLE3_CLASSES = (PLAIN_CLASS, MLA_CLASS)
 _POSITIONS = {"llama": 2048, "kimi_k2": 4096, "deepseek_v3": 4096}
 """What a config class takes without ``max_position_embeddings``."""
-_KNOWN_ROPES = {"default", "linear", "dynamic", "yarn", "deepseek_yarn", "llama3", "longrope", "mrope", "su"}
-_ROPE_NEEDS = {
-    **dict.fromkeys(("default", "mrope"), ()),
-    **dict.fromkeys(("longrope", "su"), ("short_factor", "long_factor")),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
-}
-"""Fields without which a rope type cannot be computed; every other type needs its factor."""
 
 
 def config_findings(subject: Subject) -> Iterator[Finding]:
@@ -43,7 +38,8 @@ def _by_the_files(subject: Subject) -> Iterator[Finding]:
     yield from loading_findings(subject)
     yield from _fc(subject)
     yield from _flags(subject)
-    yield from odd_flags(subject.draft)
+    yield from odd_flags(subject.draft, subject.draft_weights)
+    yield from switch_findings(subject)
     yield from forward_findings(subject)
     yield from _positions(subject)
     yield from _vocabulary(subject)
@@ -117,7 +113,7 @@ def _fc(subject: Subject) -> Iterator[Finding]:
             f'"num_aux_hidden_states": {slots}',
             {"num_aux_hidden_states": draft.num_aux, "fc_slots": slots},
         )
-    yield from _skipped_fc(subject, shape)
+    yield from skipped_fc(subject, shape)
     yield from _graph_buffer(subject)
 
 
@@ -160,7 +156,8 @@ def _as_many_slots(subject: Subject) -> str:
     return f"{said[0].upper()}{said[1:]}."
 
 
-def _skipped_fc(subject: Subject, shape: tuple[int, ...]) -> Iterator[Finding]:
+def skipped_fc(subject: Subject, shape: tuple[int, ...]) -> Iterator[Finding]:
+    """An fc of this shape that never runs: the width that it reads is the state's, or a switch turns it off."""
     draft = subject.draft
     if shape[1] == draft.hidden_size:
         yield fault(
@@ -177,7 +174,7 @@ def _skipped_fc(subject: Subject, shape: tuple[int, ...]) -> Iterator[Finding]:
             0.9,
             f"use_aux_hidden_state is false, so the target hands over one state of {draft.slot_width} values, while "
             f"fc was trained on {shape[1]}.",
-            '"eagle_config": {"use_aux_hidden_state": true}',
+            '"use_aux_hidden_state": true in eagle_config, whose other keys stay.',
             {"fc": list(shape)},
         )
 
@@ -212,16 +209,6 @@ def _flags(subject: Subject) -> Iterator[Finding]:
             '"norm_output": false, if the draft was trained before that change (drafttrace replay tells).',
             {"flag": "norm_output"},
         )
-    nested = draft.raw.get("eagle_config")
-    if draft.project == MODELOPT and isinstance(nested, dict) and nested.get("use_input_layernorm_in_first_layer"):
-        yield note(
-            "norm-extra",
-            0.3,
-            "use_input_layernorm_in_first_layer is true: Model-Optimizer's own layer may also norm the hidden half of "
-            "the attention input, SGLang norms the embedding half with it only.",
-            "Compare both with drafttrace replay; export again where they differ.",
-            {"flag": "use_input_layernorm_in_first_layer"},
-        )
     if subject.target.embed_scale != 1.0:
         yield note(
             "scale",
@@ -243,7 +230,7 @@ def _flag_remedy(flag: str) -> str:
 
 def _positions(subject: Subject) -> Iterator[Finding]:
     draft, target = subject.draft, subject.target
-    yield from _rope(subject)
+    yield from rope_findings(subject.draft)
     if target.rope_theta is not None and draft.rope.theta != target.rope_theta:
         yield note(
             "rope-mismatch",
@@ -304,49 +291,6 @@ def _windowed(draft: DraftConfig) -> str:
     return f"{' and '.join(seen)}{rest} {'was' if len(seen) == 1 else 'were'}"
 
 
-def _rope(subject: Subject) -> Iterator[Finding]:
-    """What the config says of rotary positions, by itself."""
-    rope = subject.draft.rope
-    garbled = garbled_rope(subject.draft)
-    if garbled is not None:
-        yield fault(
-            "rope-mismatch",
-            0.9,
-            f"The draft's config has {garbled}: no rope scaling can be read from it, so a server refuses it or turns "
-            "positions without any.",
-            "Copy the whole rope_scaling of the training config (an object with a rope_type), or drop it if training used "
-            "none.",
-            {"garbled": garbled},
-        )
-    if rope.conflict is not None:
-        yield fault(
-            "rope-mismatch",
-            0.7,
-            f"The draft's config contradicts itself: {rope.conflict}; which one holds depends on the transformers version.",
-            "Keep one of the two fields, the one that training used.",
-            {"conflict": rope.conflict},
-        )
-    if rope.kind not in _KNOWN_ROPES:
-        yield fault(
-            "rope-mismatch",
-            0.6,
-            f"The draft's rope type '{rope.kind}' is none that SGLang knows.",
-            f"Use one of {', '.join(sorted(_KNOWN_ROPES))}.",
-            {"rope_type": rope.kind},
-        )
-    else:
-        needs = _ROPE_NEEDS.get(rope.kind, ("factor",))
-        lost = [name for name in needs if rope.fields.get(name) is None]
-        if lost:
-            yield fault(
-                "rope-mismatch",
-                0.7,
-                f"The draft's rope type '{rope.kind}' has no {' and no '.join(lost)}.",
-                "Copy the whole rope_scaling of the training config.",
-                {"rope_type": rope.kind, "fields": sorted(rope.fields), "missing": lost},
-            )
-
-
 def _vocabulary(subject: Subject) -> Iterator[Finding]:
     draft, target = subject.draft, subject.target
     if draft.vocab_size != target.vocab_size:
@@ -368,16 +312,7 @@ def _vocabulary(subject: Subject) -> Iterator[Finding]:
             f'"draft_vocab_size": {draft.vocab_size} or less',
             {"draft_vocab_size": pruned, "vocab_size": draft.vocab_size},
         )
-    head = matrix_shape(subject.draft_weights, "lm_head.weight")
-    if draft.tied and head is not None:
-        yield fault(
-            "weights-replaced",
-            0.9,
-            "tie_word_embeddings is true, so SGLang uses the target's embedding as the draft's head and ignores the "
-            f"lm_head of {head[0]} rows in the checkpoint.",
-            '"tie_word_embeddings": false',
-            {"lm_head": list(head)},
-        )
+    yield from tied_head(subject)
     for field in ("bos_token_id", "eos_token_id"):
         mine, theirs = draft.raw.get(field), target.text.get(field, target.raw.get(field))
         if mine is not None and theirs is not None and _ids(mine) and not _ids(mine) <= _ids(theirs):
@@ -388,6 +323,20 @@ def _vocabulary(subject: Subject) -> Iterator[Finding]:
                 "Check that the draft was trained with the target's tokenizer and chat template.",
                 {"field": field, "draft": mine, "target": theirs},
             )
+
+
+def tied_head(subject: Subject) -> Iterator[Finding]:
+    """A head of the draft's own that a server replaces by the embedding."""
+    head = matrix_shape(subject.draft_weights, "lm_head.weight")
+    if subject.draft.tied and head is not None:
+        yield fault(
+            "weights-replaced",
+            0.9,
+            "tie_word_embeddings is true, so SGLang uses the target's embedding as the draft's head and ignores the "
+            f"lm_head of {head[0]} rows in the checkpoint.",
+            '"tie_word_embeddings": false',
+            {"lm_head": list(head)},
+        )
 
 
 def _ids(value: Any) -> set[int]:

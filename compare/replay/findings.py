@@ -308,8 +308,8 @@ def _shares(score: WiringScore, step: int) -> float:
     return one.token_top1 if one.target_top1 is None else one.target_top1
 
 
-_IGNORED = {"norm": "norm-missing", "windows": "window-mismatch"}
-"""Parts of switches' names, and what is wrong where a server runs the draft without them."""
+_IGNORED = {"norm": "norm-missing", "windows": "window-mismatch", "rope": "rope-mismatch"}
+"""Parts of switches' names, and what is wrong where a server runs the draft without them, or otherwise."""
 
 
 def served_switch_findings(
@@ -325,11 +325,19 @@ def served_switch_findings(
         yield fault(
             next((kind for kind in _IGNORED.values() if kind in kinds.values()), "weights-replaced"),
             confidence(before, after, trained.steps[worst].rows),
-            f"As the server runs it ({', '.join(changed)} differ from the config), the draft falls from {before:.1%} to "
+            f"As the server runs it ({_unlike(changed)}), the draft falls from {before:.1%} to "
             f"{after:.1%} at step {worst + 1}.",
             "See drafttrace check for the line that makes the server do what training did.",
             {"changed": list(changed), "trained": before, "served": after, "step": worst},
         )
+
+
+def _unlike(changed: Sequence[str]) -> str:
+    """How the server runs a draft otherwise. A config is no witness of its rope: what trainers make of it is."""
+    asked = [name for name in changed if name != "rope"]
+    said = [f"{', '.join(asked)} differ{'s' * (len(asked) == 1)} from the config"] if asked else []
+    said += ["its rope turns otherwise than training's"] if "rope" in changed else []
+    return ", and ".join(said)
 
 
 def under_right_map(findings: Sequence[Finding], variants: Sequence[VariantRow], score: WiringScore) -> WiringScore:

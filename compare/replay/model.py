@@ -12,6 +12,7 @@ SGLang's ``models/llama_eagle3.py`` and ``kimi_k25_eagle3.py``.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -22,8 +23,9 @@ from torch import Tensor
 from drafttrace.compare.draft_config import DraftConfig
 from drafttrace.compare.replay.attention import Keys, Spans, chained, seen
 from drafttrace.compare.replay.products import linear
-from drafttrace.compare.replay.rope import Rotation, rotation_of
-from drafttrace.compare.replay.switches import Switches
+from drafttrace.compare.replay.rope import Rotation, rotation_of, same_rotation, served_rotation
+from drafttrace.compare.replay.switches import SERVED, Switches
+from drafttrace.tracer.errors import UnknownFormat
 
 _FUSED = {
     "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -92,9 +94,25 @@ class DraftModel:
         self.number_format = number_format
         self._longest = longest
         self.rotation: Rotation = rotation_of(config, longest)
-        mla = config.mla
-        dim = config.head_dim if mla is None else mla.qk_nope + mla.qk_rope
-        self._softmax = dim**-0.5 * self.rotation.softmax
+        self._softmax = _scores(config, self.rotation)
+        self._served = self._turned_by_the_server()
+
+    def _turned_by_the_server(self) -> DraftModel | None:
+        """This draft with SGLang's rotary table; None where it is the trainer's, and where SGLang makes none."""
+        try:
+            rotation = served_rotation(self.config, self._longest)
+        except UnknownFormat:
+            return None
+        if same_rotation(rotation, self.rotation):
+            return None
+        served = copy.copy(self)
+        served.rotation, served._softmax, served._served = rotation, _scores(self.config, rotation), None
+        return served
+
+    @property
+    def turned_otherwise(self) -> bool:
+        """Whether a server turns positions otherwise than training did."""
+        return self._served is not None
 
     def rounded(self, number_format: torch.dtype) -> DraftModel:
         """This draft as a server runs it in ``number_format``: weights and results are float32 tensors of such numbers."""
@@ -152,6 +170,8 @@ class DraftModel:
         spans: where each text begins and ends in the rows (default: one text). silent: parts of layers, such as
         ``layers.0.self_attn`` and ``layers.0.mlp``, that put out nothing.
         """
+        if switches.rope == SERVED and self._served is not None:
+            return self._served.steps(state, reading, switches, spans, silent)
         this = replace(self._pass(reading, spans or ((0, state.shape[1]),)), silent=silent)
         done: list[StepOut] = []
         for s in range(len(reading.place)):
@@ -280,6 +300,13 @@ def _fused(weights: Mapping[str, Tensor], layers: int) -> tuple[dict[str, Tensor
                     found[f"layers.{layer}.{name}.{kind}"] = joint
                     views |= zip(held, torch.split(joint, [len(tensor) for tensor in held.values()]), strict=True)
     return found, views
+
+
+def _scores(config: DraftConfig, rotation: Rotation) -> float:
+    """What attention scores are multiplied with."""
+    mla = config.mla
+    dim = config.head_dim if mla is None else mla.qk_nope + mla.qk_rope
+    return float(dim**-0.5 * rotation.softmax)
 
 
 def _heads(x: Tensor, count: int) -> Tensor:

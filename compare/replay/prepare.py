@@ -12,7 +12,7 @@ from drafttrace.compare.audit.subject import Subject
 from drafttrace.compare.replay.loading import Replayer, load_replayer
 from drafttrace.compare.replay.result import GIVEN
 from drafttrace.compare.replay.search import Wiring
-from drafttrace.compare.replay.switches import ABSOLUTE, OFFSETS, OWN, TARGETS, Switches, switches_of
+from drafttrace.compare.replay.switches import ABSOLUTE, OFFSETS, OWN, SERVED, TARGETS, Switches, switches_of
 from drafttrace.compare.replay.texts import Key, Text, cut_to_sweep, key_name, keys_name, text_of
 from drafttrace.compare.target_parts import TargetParts, target_parts
 from drafttrace.tracer.boundary import boundary_name
@@ -70,6 +70,9 @@ def open_bench(
     replayer = load_replayer(subject.draft, subject.draft_weights, parts, longest)
     for text in (*whole, *texts):
         _check_widths(text, replayer)
+    served = served_switches(replace(subject, draft=replayer.config), trained, draft_window(captures))
+    if replayer.model.turned_otherwise:
+        served = replace(served, rope=SERVED)
     return Bench(
         replayer,
         texts,
@@ -77,7 +80,7 @@ def open_bench(
         tuple(captures),
         steps,
         trained,
-        served_switches(replace(subject, draft=replayer.config), trained, draft_window(captures)),
+        served,
     )
 
 
@@ -247,6 +250,8 @@ def variants_of(base: Switches, replayer: Replayer) -> Iterator[tuple[str, str, 
         yield "d2t", other, replace(base, d2t=other)
     for shift in (-1, 1):
         yield "token_shift", str(shift), replace(base, token_shift=base.token_shift + shift)
+    if replayer.model.turned_otherwise:
+        yield "rope", SERVED, replace(base, rope=SERVED)
     if base.windows:
         yield "windows", "none", replace(base, windows=())
     if base.embedding == OWN and replayer.config.hidden_size == replayer.config.slot_width:

@@ -11,12 +11,10 @@ import numpy as np
 import torch
 
 from drafttrace.compare.audit.check import gather
-from drafttrace.compare.audit.layer_checks import layer_findings
-from drafttrace.compare.audit.mla_checks import class_findings
-from drafttrace.compare.audit.odd_id_checks import odd_id_findings
-from drafttrace.compare.audit.said_in_vain import odd_flags, odd_layer_types, unused_window
 from drafttrace.compare.audit.subject import Subject
+from drafttrace.compare.audit.switch_checks import switch_remarks
 from drafttrace.compare.replay.absent import absent_before, absent_findings
+from drafttrace.compare.replay.audited import audited_findings
 from drafttrace.compare.replay.findings import (
     coverage_findings,
     last_findings,
@@ -44,7 +42,7 @@ from drafttrace.compare.replay.prepare import (
     variants_of,
 )
 from drafttrace.compare.replay.products import threads
-from drafttrace.compare.replay.ranking import Scored, alike, order
+from drafttrace.compare.replay.ranking import Scored, alike, order, works
 from drafttrace.compare.replay.result import ReplayResult, SearchInfo, VariantRow, WiringRow
 from drafttrace.compare.replay.score import WiringScore, row_hits, row_losses, run_wirings, score
 from drafttrace.compare.replay.search import Ranked, Wiring, search
@@ -96,6 +94,7 @@ def replay(
             f"--steps {count} is outside 1..{MOST_STEPS}; give the server's --speculative-num-steps."
         )
     subject, notes, _ = gather(target_dir, draft_dir, version=sglang_version)
+    notes = [*notes, *switch_remarks(subject.draft)]
     with torch.inference_mode(), threads(subject.draft.hidden_size):
         bench = open_bench(subject, name_slots(subject, given, slots_are), count, ignore_switches, search_wirings)
         for text in bench.texts:
@@ -223,7 +222,7 @@ class _Maker:
     def findings(self) -> list[Finding]:
         """All of them, faults first; that the draft is no good at all only where nothing says why, and that live and
         replay agree only where nothing at all was found and their accept lengths are alike."""
-        found = list(self._named())
+        found = list({(one.id, one.summary): one for one in self._named()}.values())
         if not any(finding.severity == FAULT for finding in found):
             found += self._unexplained()
         if not found and self.reference() is not None:
@@ -233,7 +232,7 @@ class _Maker:
     def _unexplained(self) -> list[Finding]:
         """What no other finding explains. A draft that the server got along with is not called useless."""
         wiring, served = self.reference(), self._server_wiring()
-        if wiring is None or self._absent():
+        if wiring is None or self._absent() or (self._as_served is not None and works(self._as_served)):
             return []
         found = list(
             contradiction_finding(self._all_replayed(), self._chain(), self._changed(), bool(self._variants))
@@ -270,12 +269,9 @@ class _Maker:
         wiring, served = self.reference(), self._server_wiring()
         yield from broken_findings(self._bench.whole, [key for w in self._scored for key in w])
         yield from unread_findings(self._bench.replayer.unread, self._bench.replayer.unserved)
-        yield from unused_window(self._subject.draft)
-        yield from odd_layer_types(self._subject.draft)
-        yield from odd_flags(self._subject.draft)
-        yield from class_findings(self._subject)
-        yield from layer_findings(self._subject)
-        yield from odd_id_findings(self._subject)
+        yield from audited_findings(
+            self._subject, self._bench.replayer, next((v for v in self._variants if v.switch == "rope"), None)
+        )
         if wiring is None:
             return
         best = self._scored[wiring].score
@@ -310,9 +306,13 @@ class _Maker:
             )
 
     def _outside(self) -> float:
-        """Share of the counted next tokens that the draft can never say, by the map as the findings say it is meant."""
-        mapped = self._rightly_mapped()
-        return float("nan") if mapped is None else 1.0 - mapped.steps[0].coverage
+        """Share of the counted next tokens that the draft can never say, by the map as the findings say it is meant.
+
+        NaN where nothing maps a pruned vocabulary: what it holds is then not known.
+        """
+        mapped, replayer = self._rightly_mapped(), self._bench.replayer
+        unmapped = replayer.d2t is None and replayer.draft_vocabulary < replayer.parts.vocabulary
+        return float("nan") if mapped is None or unmapped else 1.0 - mapped.steps[0].coverage
 
     def _rightly_mapped(self) -> WiringScore | None:
         """What the best wiring gives with the vocabulary map read as the findings say that it is meant."""

@@ -13,8 +13,9 @@ from typing import Any
 from drafttrace.compare.audit.config_checks import EAGLE3_CLASSES
 from drafttrace.compare.audit.loading_checks import loading_changes
 from drafttrace.compare.audit.mla_checks import MLA_CLASS, PLAIN_CLASS, other_attention
-from drafttrace.compare.audit.odd_id_checks import writable_ids
+from drafttrace.compare.audit.odd_id_checks import stops_at_the_object, writable_ids
 from drafttrace.compare.audit.refusal_checks import refusal_changes
+from drafttrace.compare.audit.said_in_vain import flag_changes
 from drafttrace.compare.audit.shape_remedies import shapes_of
 from drafttrace.compare.audit.subject import Subject
 from drafttrace.compare.audit.unused_checks import bias_changes
@@ -24,6 +25,7 @@ from drafttrace.tracer.checkpoint import read_json
 from drafttrace.tracer.errors import DrafttraceError, OutputExists, UnreadableFile
 
 RECORD = "drafttrace.fix/1"
+USE_AUX = "eagle_config.use_aux_hidden_state"
 
 _FLAGS = (("fc_norm", "fc_norm."), ("norm_before_fc", "input_norm."))
 
@@ -33,11 +35,13 @@ def planned_changes(subject: Subject) -> dict[str, Any]:
 
     Only what follows from weights and a known training wiring: a guess is never written.
     """
-    changes = refusal_changes(subject) | loading_changes(subject)
+    changes = flag_changes(subject.draft, subject.draft_weights)
+    changes |= refusal_changes(subject) | loading_changes(subject)
     draft, wanted = subject.draft, None if subject.disputed else subject.trained
     if subject.trained is None and draft.project == SPECULATORS and draft.layer_ids is not None:
         wanted = subject.readings[0].wiring
-    if wanted is not None and subject.reader is not None and tuple(wanted) != subject.served.wiring:
+    stops = stops_at_the_object(draft)
+    if wanted is not None and subject.reader is not None and (stops or tuple(wanted) != subject.served.wiring):
         ids = subject.reader.ids_for(wanted, subject.target.layers)
         if ids is not None:
             changes[NESTED] = list(ids)
@@ -56,6 +60,8 @@ def planned_changes(subject: Subject) -> dict[str, Any]:
         if not set_already and any(name.startswith(prefix) for name in names):
             changes[flag] = True
     changes |= bias_changes(subject)
+    if not draft.use_aux and (subject.fc_slots or 0) > 1:
+        changes[USE_AUX] = True
     head = matrix_shape(subject.draft_weights, "lm_head.weight")
     if head is not None and draft.tied:
         changes["tie_word_embeddings"] = False

@@ -211,8 +211,8 @@ def _no_pruned_size(subject: Subject) -> Iterator[Finding]:
         yield fault(
             "fc-not-called",
             0.9,
-            f"tie_word_embeddings is true and draft_vocab_size null: {PLAIN_CLASS} takes the width of a tied draft's logits "
-            "from draft_vocab_size, and the server stops with a TypeError.",
+            f"tie_word_embeddings is true and draft_vocab_size null: {PLAIN_CLASS} takes the width of a tied draft's "
+            "logits from draft_vocab_size, and the server stops with a TypeError.",
             own or tied,
             {"field": "draft_vocab_size"},
         )

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from drafttrace.compare.audit.class_tensors import draft_class
+from drafttrace.compare.audit.mla_checks import PLAIN_CLASS
 from drafttrace.compare.audit.remedies import wiring_remedy
 from drafttrace.compare.audit.subject import Subject, fault, note
 from drafttrace.compare.draft_config import NESTED, DraftConfig, LayerIds
-from drafttrace.compare.odd_ids import numbers_only, taken_for, written_for
+from drafttrace.compare.odd_ids import numbers_only, problem_of, short_value, taken_for, written_for
 from drafttrace.compare.result import Finding
 from drafttrace.tracer.boundary import wiring_name
 
@@ -24,9 +26,41 @@ def whole_ids(draft: DraftConfig) -> DraftConfig:
     return replace(draft, layer_ids=LayerIds(ids, NESTED), other_ids=others)
 
 
+def stops_at_the_object(draft: DraftConfig) -> bool:
+    """Whether the plain class stops at an ``eagle_config`` that is no object: it asks whatever stands there for a key."""
+    found = _object(draft)
+    return draft_class(draft) == PLAIN_CLASS and bool(found) and not isinstance(found, dict)
+
+
+def _object(draft: DraftConfig) -> object:
+    return draft.raw.get("eagle_config")
+
+
+def _no_object(subject: Subject) -> Finding:
+    value, reader, wanted = _object(subject.draft), subject.reader, subject.trained
+    slots = subject.fc_slots or 3
+    if wanted is None and reader is not None and isinstance(value, list) and problem_of(NESTED, value) is None:
+        served = reader.served(value, subject.target.layers)
+        wanted = served if len(served) == len(value) == slots else None
+    default = subject.served.wiring or ()
+    line = f'"eagle_config": {{{_FIELD}: […]}} with the {slots} ids that training used'
+    if wanted is not None or len(default) == slots:
+        line = wiring_remedy(subject, default if wanted is None else wanted)
+    return fault(
+        "fc-not-called",
+        0.95,
+        f"eagle_config is {short_value(value)}, where an object belongs: {PLAIN_CLASS} asks it for a key and the server "
+        "stops with an AttributeError.",
+        f"Write an object: {line}.",
+        {"field": "eagle_config", "value": short_value(value)},
+    )
+
+
 def odd_id_findings(subject: Subject) -> Iterator[Finding]:
     """Ids that a server reads all the same, as a hint; ids that no server can use, as a fault."""
     draft, problem = subject.draft, subject.draft.ids_problem
+    if stops_at_the_object(draft):
+        yield _no_object(subject)
     if problem is None or not problem.startswith(NESTED) or subject.reader is None:
         return
     if subject.served.ids is not None:

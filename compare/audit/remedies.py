@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from drafttrace.compare.audit.sglang_rules import embed_since
 from drafttrace.compare.audit.subject import Subject
+from drafttrace.compare.draft_config import NESTED
 from drafttrace.tracer.boundary import wiring_name
 
 
@@ -20,7 +21,7 @@ def wiring_remedy(subject: Subject, wanted: Sequence[int]) -> str:
     where = f"{reader.architecture} in SGLang {reader.version}"
     if ids is not None:
         line = f'"eagle_config": {{"eagle_aux_hidden_state_layer_ids": {list(ids)}}}'
-        return f"{line} in {subject.draft.path.name} ({where}: {name})"
+        return f"{line} in {subject.draft.path.name}{_others(subject)} ({where}: {name}){_unproven(subject, wanted, serve)}"
     if tuple(wanted) != tuple(sorted(wanted)):
         return (
             f"SGLang hands slots over in ascending order, so no ids give {name}: reorder the column blocks of "
@@ -35,3 +36,20 @@ def wiring_remedy(subject: Subject, wanted: Sequence[int]) -> str:
         )
         return f"{where} cannot capture B0: {upgrade}, or {drop}start the server with {serve}."
     return f"No list of ids makes {where} capture {name}; start the server with {serve}."
+
+
+def _others(subject: Subject) -> str:
+    """That the line is one of several keys, where it would replace others that are read."""
+    nested = subject.draft.raw.get("eagle_config")
+    keys = set(nested) - {NESTED.rsplit(".", 1)[-1], "use_aux_hidden_state"} if isinstance(nested, dict) else ()
+    return " beside the other keys of eagle_config" if keys else ""
+
+
+def _unproven(subject: Subject, wanted: Sequence[int], serve: str) -> str:
+    """What is not known of ids for the embedding."""
+    if subject.reader is None or subject.reader.embed is not None or 0 not in wanted:
+        return ""
+    return (
+        "; whether this class can capture B0 is not known, and some stop with a TypeError at their first pass: then start "
+        f"the server with {serve}"
+    )

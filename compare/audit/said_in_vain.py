@@ -4,11 +4,13 @@ switches on, a switch that is no true or false."""
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from drafttrace.compare.audit.subject import fault, note
 from drafttrace.compare.draft_config import DraftConfig
+from drafttrace.compare.draft_weights import DraftWeights, slots_of_fc
 from drafttrace.compare.odd_ids import short_value
 from drafttrace.compare.result import Finding
 
@@ -129,23 +131,62 @@ _FLAGS = {
 _WORDS = {"false": False, "no": False, "off": False, "0": False, "true": True, "yes": True, "on": True, "1": True}
 
 
-def odd_flags(draft: DraftConfig) -> Iterator[Finding]:
-    """Switches that are no true or false: readers ask only whether something stands there, so "false" is read as true."""
+_SHOWN_BY = {
+    "fc_norm": r"^fc_norm\.", "use_aux_norm": r"^fc_norm\.", "norm_before_fc": r"^input_norm\.",
+    "eagle_config.norm_before_fc": r"^input_norm\.", "bias": r"^fc\.bias$", "attention_bias": r"\.self_attn\..*\.bias$",
+    "mlp_bias": r"\.mlp\..*\.bias$",
+}  # fmt: skip
+"""Tensors that only a training run with the switch on leaves behind."""
+
+
+def odd_flags(draft: DraftConfig, weights: DraftWeights | None = None) -> Iterator[Finding]:
+    """Switches that are no true or false: readers ask only whether something stands there, so "false" is read as true.
+
+    weights: what training stored tells more surely than a word what was meant.
+    """
+    for key, (value, meant) in _odd(draft, weights).items():
+        leaf = key.rsplit(".", 1)[-1]
+        line = f'"{leaf}": {str(meant).lower()}' if meant is not None else f'"{leaf}": true or "{leaf}": false'
+        build = note if meant == bool(value) else fault
+        yield build(
+            _FLAGS[key],
+            0.5 if build is note else 0.85,
+            f"{key} is {short_value(value)}, which is neither true nor false: the server and the replay read it as "
+            f"{str(bool(value)).lower()}, and a config class that checks its fields refuses it.",
+            f"Write {line}, as training had it"
+            + (" by its weights." if shown_by_weights(key, draft, weights) is not None else "."),
+            {"field": key, "value": short_value(value)},
+        )
+
+
+def flag_changes(draft: DraftConfig, weights: DraftWeights) -> dict[str, Any]:
+    """What was surely meant by switches that are no true or false, by dotted key."""
+    return {key: meant for key, (_, meant) in _odd(draft, weights).items() if meant is not None}
+
+
+def _odd(draft: DraftConfig, weights: DraftWeights | None) -> dict[str, tuple[Any, bool | None]]:
+    """By key the value of every such switch, and what was meant by it (None: nobody can tell)."""
     nested = draft.raw.get("eagle_config")
-    for key, name in _FLAGS.items():
+    found: dict[str, tuple[Any, bool | None]] = {}
+    for key in _FLAGS:
         *inside, leaf = key.split(".")
         place = nested if inside else draft.flat
         value = place.get(leaf) if isinstance(place, Mapping) else None
         if value is None or isinstance(value, (bool, int)):
             continue
-        meant = _WORDS.get(value.strip().lower()) if isinstance(value, str) else None
-        line = f'"{leaf}": {str(meant).lower()}' if meant is not None else f'"{leaf}": true or "{leaf}": false'
-        build = note if meant == bool(value) else fault
-        yield build(
-            name,
-            0.5 if build is note else 0.85,
-            f"{key} is {short_value(value)}, which is neither true nor false: the server and the replay read it as "
-            f"{str(bool(value)).lower()}, and a config class that checks its fields refuses it.",
-            f"Write {line}, as training had it.",
-            {"field": key, "value": short_value(value)},
-        )
+        word = _WORDS.get(value.strip().lower()) if isinstance(value, str) else None
+        shown = shown_by_weights(key, draft, weights)
+        found[key] = (value, word if shown is None else shown)
+    return found
+
+
+def shown_by_weights(key: str, draft: DraftConfig, weights: DraftWeights | None) -> bool | None:
+    """What the tensors of the draft say of a switch; None where they do not."""
+    if weights is None:
+        return None
+    if key == "eagle_config.use_aux_hidden_state":
+        return True if (slots_of_fc(weights, draft) or 0) > 1 else None
+    if key == "tie_word_embeddings":
+        return False if "lm_head.weight" in weights else None
+    pattern = _SHOWN_BY.get(key)
+    return True if pattern is not None and any(re.search(pattern, name) for name in weights.names) else None

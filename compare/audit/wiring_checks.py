@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from drafttrace.compare.audit.loading_checks import unread
-from drafttrace.compare.audit.odd_id_checks import odd_id_findings
+from drafttrace.compare.audit.odd_id_checks import odd_id_findings, stops_at_the_object
 from drafttrace.compare.audit.remedies import wiring_remedy
 from drafttrace.compare.audit.subject import Subject, fault, note
 from drafttrace.compare.draft_config import NESTED, SPECULATORS
@@ -21,7 +21,9 @@ def wiring_findings(subject: Subject) -> Iterator[Finding]:
         yield _no_capture(subject)
         return
     yield from odd_id_findings(subject)
-    if subject.served.wiring is None:  # no server can read them: there is nothing to compare
+    if subject.served.wiring is None or stops_at_the_object(
+        subject.draft
+    ):  # no server reads them: nothing to compare
         return
     yield from _embedding(subject)
     yield from _lost_slots(subject)
@@ -147,10 +149,11 @@ def _unknown_training(subject: Subject) -> Iterator[Finding]:
             stands = draft.ids_problem
         elif draft.layer_ids is not None:
             stands = f"they stand in {draft.layer_ids.where}, which SGLang does not read"
-        build = note if draft.layer_ids is None and draft.ids_problem is None else fault
         wanted = subject.readings[0].wiring or served
-        if build is fault and draft.ids_problem is None and wanted == served:
-            build = note
+        either = served in {
+            reading.wiring for reading in subject.readings[:2]
+        }  # as one of those who write ids means them
+        build = note if draft.ids_problem is None and (draft.layer_ids is None or either) else fault
         yield build(
             "default-wiring",
             0.4 if build is note else 0.9,
@@ -174,7 +177,12 @@ def _unknown_training(subject: Subject) -> Iterator[Finding]:
 
 def _moved_ids(subject: Subject, wanted: Sequence[int]) -> str:
     """Where the ids belong; both readings of ids that do not say which is meant."""
-    said = subject.draft.layer_ids
+    said, slots = subject.draft.layer_ids, subject.fc_slots
+    if said is None and slots not in (None, len(wanted)):
+        return (
+            f"List the {slots} ids that training used in {NESTED}: fc reads {slots} slots, and the default has "
+            f"{len(wanted)}. Where nobody knows them, --dump or --trained finds the line to write."
+        )
     if said is None or tuple(said.ids) == tuple(wanted):
         return f"Put the ids where the server looks: {wiring_remedy(subject, wanted)}"
     return (

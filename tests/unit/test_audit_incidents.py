@@ -142,7 +142,8 @@ CASES = [
         "eagle_config is no object",
         specforge(eagle_config=[1, 2]),
         served=(2, 16, 29),
-        faults=("default-wiring",),
+        faults=("fc-not-called",),
+        remedy="Write an object: " + NESTED_LINE + "[1, 15, 28]}",
     ),
     Case(
         "ids are text",

@@ -27,6 +27,7 @@ from drafttrace.compare.audit.start_checks import start_findings
 from drafttrace.compare.audit.subject import Subject
 from drafttrace.compare.audit.switch_checks import switch_remarks
 from drafttrace.compare.audit.target_config import TargetConfig, read_target_config
+from drafttrace.compare.audit.true_width import with_true_width
 from drafttrace.compare.audit.vocab_checks import decoded_samples, vocabulary_findings, vocabulary_map
 from drafttrace.compare.audit.weight_checks import tensor_reports, weight_findings
 from drafttrace.compare.audit.wiring_checks import wiring_findings
@@ -74,9 +75,10 @@ def check(
         loads, said = ask_where_unusual(subject)
         subject, notes = replace(subject, loads=loads), [*notes, *said]
     notes = [*notes, *switch_remarks(subject.draft)]
+    subject, findings, width = with_true_width(subject)
     reports = tensor_reports(subject, hash_weights)
     vocabulary = vocabulary_map(subject)
-    findings = [*wiring_findings(subject), *config_findings(subject)]
+    findings += [*wiring_findings(subject), *config_findings(subject)]
     findings += [*shard_findings(subject), *weight_findings(subject, reports)]
     findings += [*vocabulary_findings(subject, vocabulary)]
     if url_health is None:  # a server that runs did start
@@ -106,7 +108,7 @@ def check(
         tensors=reports,
         vocabulary=decoded_samples(subject, vocabulary),
         notes=tuple(notes),
-        fix=planned_changes(subject),
+        fix={**width, **planned_changes(subject)},
         seconds=time.perf_counter() - began,
     )
 

@@ -159,3 +159,26 @@ def test_the_line_for_the_ids_says_that_other_keys_stay(tmp_path: Path) -> None:
     assert result.faults and all("beside the other keys of eagle_config" in f.remedy for f in result.faults)
     fix(tmp_path / "draft", tmp_path / "fixed", result.fix)
     assert json.loads((tmp_path / "fixed" / "config.json").read_text())["eagle_config"]["norm_before_fc"] is True
+
+
+@pytest.mark.parametrize("wrong", [8, 32, 20])
+@pytest.mark.parametrize("fc_norm", [False, True])
+def test_a_hidden_size_that_all_weights_contradict_is_one_fault(wrong: int, fc_norm: bool, tmp_path: Path) -> None:
+    """Four remedies stood side by side, one of them right, and --fix wrote none."""
+    extra = {f"fc_norm.{k}.weight": torch.rand(HIDDEN) for k in range(3)} if fc_norm else {}
+    tensors = {**draft_tensors(), **extra}
+    result = audited(tmp_path, specforge(CANONICAL, hidden_size=wrong, head_dim=4, fc_norm=fc_norm), tensors)
+    (found,) = result.faults
+    assert found.remedy == f'"hidden_size": {HIDDEN}' and result.fix == {"hidden_size": HIDDEN}
+    assert not mended(tmp_path, result, tensors).findings
+
+
+def test_a_hidden_size_beside_another_fault_is_told_with_it(tmp_path: Path) -> None:
+    result = audited(tmp_path, specforge(None, hidden_size=32, head_dim=4), trained=(0, 3, 31))
+    assert {f.id for f in result.faults} == {"weights-missing", "default-wiring", "wrong-boundary"}
+    assert set(result.fix) == {"hidden_size", "eagle_config.eagle_aux_hidden_state_layer_ids"}
+
+
+def test_a_bad_export_of_fc_alone_blames_no_hidden_size(tmp_path: Path) -> None:
+    result = audited(tmp_path, specforge(CANONICAL), {**draft_tensors(), "fc.weight": torch.rand(20, 3 * HIDDEN)})
+    assert "hidden_size" not in result.fix and not any("all weights are" in f.summary for f in result.faults)

@@ -28,7 +28,7 @@ _recent: OrderedDict[int, weakref.ref[FileBytes]] = OrderedDict()
 
 
 class FileBytes:
-    """The bytes of one file. ``size``: how many there were when it was opened.
+    """The bytes of one file. size: how many there were when it was opened. nameless: whether it is a temporary file.
 
     It is opened again when it is needed after others were; a file that was replaced meanwhile is an error.
     """
@@ -40,7 +40,7 @@ class FileBytes:
         """
         self.path = path
         self._fd = fd
-        self._nameless = fd is not None
+        self.nameless = fd is not None
         self._identity: tuple[int, int] | None = None
         with _lock:
             try:
@@ -55,6 +55,15 @@ class FileBytes:
                 self._close()
         except Exception:  # the interpreter may be going down, and contextlib be gone already
             pass
+
+    def identity(self) -> tuple[int, int, int, int, int]:
+        """What changes when the file is another one or is written to: device, inode, size, and its two times in ns."""
+        with _lock:
+            try:
+                about = os.fstat(self._descriptor())
+            except OSError as error:
+                raise self._unreadable(error) from None
+        return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns
 
     def read(self, begin: int, count: int) -> Bytes:
         """``count`` bytes from ``begin``, read-only. Raises UnreadableFile where the file does not hold them."""
@@ -99,7 +108,7 @@ class FileBytes:
                     f"The file '{self.path}' was replaced by another one while it was read; run the command again."
                 )
             self._fd, self._identity = fd, (about.st_dev, about.st_ino)
-        if not self._nameless:
+        if not self.nameless:
             _recent[id(self)] = weakref.ref(self)
             _recent.move_to_end(id(self))
             while len(_recent) > _MOST_OPEN:

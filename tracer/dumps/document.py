@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import math
-import tokenize
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping
@@ -14,14 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-
 from drafttrace.tracer.dumps import torch_file
-from drafttrace.tracer.dumps.file_tensor import file_tensor
 from drafttrace.tracer.dumps.inflate import inflated
-from drafttrace.tracer.dumps.pickle_values import BadPickle
+from drafttrace.tracer.dumps.inflated_files import once
+from drafttrace.tracer.dumps.npz_file import read_npy
 from drafttrace.tracer.dumps.safetensors_file import looks_like_safetensors, read_safetensors
-from drafttrace.tracer.dumps.tensor import STORAGE, Tensor
+from drafttrace.tracer.dumps.tensor import Tensor
 from drafttrace.tracer.errors import UnknownFormat, UnreadableFile
 from drafttrace.tracer.file_bytes import FileBytes
 
@@ -54,6 +50,11 @@ class Document:
 def open_document(path: Path) -> Document:
     """Open a file by its first bytes. Raises UnreadableFile or UnknownFormat."""
     return _open(path, FileBytes(path), "")
+
+
+def is_gzip(path: Path) -> bool:
+    """Whether a file is compressed as a whole. Raises UnreadableFile."""
+    return FileBytes(path).text(0, 2) == b"\x1f\x8b"
 
 
 def _open(path: Path, file: FileBytes, suffix: str) -> Document:
@@ -90,59 +91,11 @@ def _open_zip(path: Path, file: FileBytes, suffix: str) -> Document:
         with zipfile.ZipFile(file.stream()) as archive:
             names = [info.filename for info in archive.infolist() if not info.filename.endswith("/")]
             if names and all(name.endswith(".npy") for name in names):
-                value = {name.removesuffix(".npy"): _npy(path, file, archive, name) for name in names}
+                value = {name.removesuffix(".npy"): read_npy(path, file, archive, name) for name in names}
                 return Document(path, f"npz{suffix}", value)
     except torch_file.ZIP_ERRORS as error:
         raise torch_file.damaged(path, torch_file.reason_of(error)) from None
     return Document(path, f"torch{suffix}", torch_file.read_torch_zip(path, file))
-
-
-_NPY_KINDS = {np.dtype(STORAGE[kind]): kind for kind in
-              ("fp16", "fp32", "fp64", "int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8",
-               "bool")}  # fmt: skip
-
-
-def _npy(path: Path, file: FileBytes, archive: zipfile.ZipFile, name: str) -> Tensor:
-    """An array of an ``.npz``, read in blocks; a compressed one is inflated into a temporary file first."""
-    info = archive.getinfo(name)
-    if info.flag_bits & 1:
-        raise UnreadableFile(f"The file '{path}' is encrypted; decrypt it first.")
-    try:
-        member = torch_file.member_of(path, file, archive, info)
-    except BadPickle as bad:
-        raise UnreadableFile(f"The file '{path}' is no whole npz file ({bad}); copy or write it again.") from None
-    stream = member.file.stream(member.begin, member.begin + member.size)
-    shape, fortran, dtype = _npy_header(path, name, stream)
-    if dtype.hasobject or dtype.newbyteorder("<") not in _NPY_KINDS:
-        raise UnreadableFile(
-            f"Array '{name}' of '{path}' has the number format {dtype}, which drafttrace cannot read; save it as "
-            "float16, float32 or int64."
-        )
-    kind = _NPY_KINDS[dtype.newbyteorder("<")]
-    if dtype.byteorder == ">":
-        raise UnreadableFile(f"Array '{name}' of '{path}' is big-endian; save it in little-endian order.")
-    if any(size < 0 for size in shape) or stream.tell() + math.prod(shape) * dtype.itemsize > member.size:
-        raise UnreadableFile(f"Array '{name}' of '{path}' is cut off; copy or write it again.")
-    strides = [math.prod(shape[:axis]) * dtype.itemsize for axis in range(len(shape))] if fortran else None
-    return file_tensor(member.file, member.begin + stream.tell(), shape, kind, strides)
-
-
-# numpy reads the header with Python's own tokenizer and parser, which raise what they like.
-_HEADER_ERRORS = (ValueError, TypeError, SyntaxError, EOFError, KeyError, AttributeError, tokenize.TokenError,
-                  RecursionError, OverflowError, MemoryError)  # fmt: skip
-
-
-def _npy_header(path: Path, name: str, stream: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    form: Any = np.lib.format
-    try:
-        version = form.read_magic(stream)
-        reader = form.read_array_header_1_0 if version == (1, 0) else form.read_array_header_2_0
-        shape, fortran, dtype = reader(stream)
-        return tuple(shape), bool(fortran), dtype
-    except _HEADER_ERRORS as error:
-        raise UnreadableFile(
-            f"Array '{name}' of '{path}' has no readable header ({torch_file.reason_of(error)}); save it again."
-        ) from None
 
 
 def _json(path: Path, file: FileBytes) -> Any:
@@ -176,7 +129,10 @@ def _look_inside(path: Path, file: FileBytes) -> None:
 
 
 def _inflated(path: Path, file: FileBytes) -> FileBytes:
-    return _gunzip(path, file, lambda source: inflated(path, source, file.size, "gzip file"))
+    def inflate() -> FileBytes:
+        return _gunzip(path, file, lambda source: inflated(path, source, file.size, "gzip file"))
+
+    return once(file, "gzip", inflate)
 
 
 def _gunzip(path: Path, file: FileBytes, read: Callable[[gzip.GzipFile], _T]) -> _T:

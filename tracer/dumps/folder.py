@@ -12,7 +12,7 @@ from pathlib import Path
 
 from drafttrace.tracer.capture import Capture
 from drafttrace.tracer.dumps import build, state_fields
-from drafttrace.tracer.dumps.document import Document, open_document
+from drafttrace.tracer.dumps.document import Document, is_gzip, open_document
 from drafttrace.tracer.dumps.folder_files import (
     SUFFIXES,
     data_files,
@@ -22,6 +22,7 @@ from drafttrace.tracer.dumps.folder_files import (
     sample_files,
     samples_below,
 )
+from drafttrace.tracer.dumps.inflated_files import keeps_more
 from drafttrace.tracer.dumps.no_samples import (
     WEIGHTS,
     refuse_format_of_trace,
@@ -99,6 +100,8 @@ class Collection:
         strangers = []
         for file in dict.fromkeys(ref.file for ref in self.refs):
             with contextlib.suppress(DrafttraceError):
+                if is_gzip(file) and not keeps_more():  # its reader inflates it and says it, instead of twice
+                    continue
                 if not is_of(self.layout, file, request):
                     strangers.append(file)
         if strangers:

@@ -1,4 +1,4 @@
-"""Compressed content cannot be read in blocks from its middle: it is inflated once, into a temporary file without a name.
+"""Compressed content cannot be read in blocks from its middle: it is inflated into a temporary file without a name.
 
 The file goes away by itself. Memory stays small whatever the size; the disk must have the room, and bombs are refused.
 """
@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Protocol
 
+from drafttrace.tracer.dumps.inflated_files import forget
 from drafttrace.tracer.errors import UnreadableFile
 from drafttrace.tracer.file_bytes import FileBytes
 
@@ -40,6 +41,8 @@ def inflated(path: Path, source: Readable, packed: int, what: str) -> FileBytes:
     with target:
         while block := source.read(_BLOCK):
             room, most = room - len(block), most - len(block)
+            if room < 0 and forget():  # what was inflated before may be in the way
+                room = shutil.disk_usage(folder).free - _SPARE - len(block)
             if most < 0:
                 raise UnreadableFile(
                     f"The {what} '{path}' inflates to more than {_RATIO} times its size, as no hidden states do; give "

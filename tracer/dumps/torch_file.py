@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from drafttrace.tracer.dumps.inflate import inflated
+from drafttrace.tracer.dumps.inflated_files import once
 from drafttrace.tracer.dumps.pickle_machine import PickleMachine
 from drafttrace.tracer.dumps.pickle_values import BadPickle, FlatStorage, OtherNumbers, RefusedPickle, StorageKind
 from drafttrace.tracer.errors import UnreadableFile
@@ -92,8 +93,12 @@ def member_of(path: Path, file: FileBytes, archive: zipfile.ZipFile, info: zipfi
     Raises BadPickle where the zip is damaged there, UnreadableFile where there is no room to inflate.
     """
     if info.compress_type != zipfile.ZIP_STORED:
-        with archive.open(info) as source:
-            spilled = inflated(path, source, info.compress_size, f"member {info.filename[:80]} of")
+
+        def inflate() -> FileBytes:
+            with archive.open(info) as source:
+                return inflated(path, source, info.compress_size, f"member {info.filename[:80]} of")
+
+        spilled = once(file, f"{info.header_offset}:{info.filename}", inflate)
         return Member(spilled, 0, spilled.size)
     local = file.text(info.header_offset, 30)
     if len(local) < 30 or local[:4] != b"PK\x03\x04":

@@ -25,6 +25,7 @@ def load_tensors(path: Path) -> dict[str, Any]:
     """The tensors of a ``.bin`` file, memory-mapped, without executing anything in it."""
     import torch
 
+    _refuse_no_zip(path)
     try:
         value = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # torch raises half a dozen types for a damaged or unsafe file
@@ -37,6 +38,21 @@ def load_tensors(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict) or not all(isinstance(item, torch.Tensor) for item in value.values()):
         raise UnreadableFile(f"{path} is no flat table of tensors; convert it to safetensors.")
     return {str(name): tensor for name, tensor in value.items()}
+
+
+def _refuse_no_zip(path: Path) -> None:
+    """Raise UnreadableFile for a file that is no zip: torch's own words are about memory maps, whatever it is."""
+    try:
+        with path.open("rb") as file:
+            begins = file.read(4)
+    except OSError:  # the loader says why
+        return
+    if begins == b"PK\x03\x04":
+        return
+    what = "it is empty" if not begins else f"it begins with {begins!r}, and weights of torch are a zip"
+    if begins[:1] == b"\x80":
+        what = "it is a bare pickle, as torch wrote before release 1.6, and no zip of tensors"
+    raise UnreadableFile(f"{path} cannot be loaded as plain weights ({what}); convert it to safetensors.")
 
 
 def stored_array(tensor: Any) -> npt.NDArray[np.generic]:

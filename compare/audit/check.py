@@ -12,7 +12,7 @@ from drafttrace.compare.audit.class_tensors import as_loaded
 from drafttrace.compare.audit.config_checks import config_findings
 from drafttrace.compare.audit.conventions import Convention, sglang, sglang_reader, trainer, vllm
 from drafttrace.compare.audit.evidence_checks import IS_EMBEDDING, disputed_slots, dump_findings, dump_wiring
-from drafttrace.compare.audit.fix import planned_changes
+from drafttrace.compare.audit.fix import planned_changes, remarks_on
 from drafttrace.compare.audit.foreign_dumps import is_foreign
 from drafttrace.compare.audit.lost_sizes import read_draft
 from drafttrace.compare.audit.odd_id_checks import whole_ids
@@ -90,6 +90,8 @@ def check(
         notes += server_notes(subject, url_health)
     live = url_health.get("wiring") if url_health is not None else None
     boundaries = live.get("boundaries") if isinstance(live, dict) else None
+    changes = {**width, **planned_changes(subject)}
+    notes += remarks_on(subject, changes)
     return CheckResult(
         target=str(target_dir),
         draft=str(draft_dir),
@@ -108,7 +110,7 @@ def check(
         tensors=reports,
         vocabulary=decoded_samples(subject, vocabulary),
         notes=tuple(notes),
-        fix={**width, **planned_changes(subject)},
+        fix=changes,
         seconds=time.perf_counter() - began,
     )
 

@@ -14,6 +14,8 @@ from drafttrace.compare.audit.config_checks import EAGLE3_CLASSES
 from drafttrace.compare.audit.loading_checks import loading_changes
 from drafttrace.compare.audit.mla_checks import MLA_CLASS, PLAIN_CLASS, other_attention
 from drafttrace.compare.audit.odd_id_checks import stops_at_the_object, writable_ids
+from drafttrace.compare.audit.quantized import KEY as QUANTIZATION
+from drafttrace.compare.audit.quantized import unquantized
 from drafttrace.compare.audit.refusal_checks import refusal_changes
 from drafttrace.compare.audit.said_in_vain import flag_changes
 from drafttrace.compare.audit.shape_remedies import shapes_of
@@ -60,6 +62,8 @@ def planned_changes(subject: Subject) -> dict[str, Any]:
         if not set_already and any(name.startswith(prefix) for name in names):
             changes[flag] = True
     changes |= bias_changes(subject)
+    if unquantized(subject):
+        changes[QUANTIZATION] = None
     if not draft.use_aux and (subject.fc_slots or 0) > 1:
         changes[USE_AUX] = True
     head = matrix_shape(subject.draft_weights, "lm_head.weight")
@@ -76,6 +80,22 @@ def planned_changes(subject: Subject) -> dict[str, Any]:
     if slots is not None and draft.num_aux is not None and draft.num_aux != slots:
         changes["num_aux_hidden_states"] = slots
     return changes
+
+
+def remarks_on(subject: Subject, changes: Mapping[str, Any]) -> list[str]:
+    """What a reader should know of the changes: ids for the embedding that may not work."""
+    ids, reader = changes.get(NESTED), subject.reader
+    if (
+        ids is None
+        or reader is None
+        or reader.embed is not None
+        or 0 not in reader.read(ids, subject.target.layers)
+    ):
+        return []
+    return [
+        f"The ids {ids} that --fix writes ask for B0, and whether {reader.architecture} in SGLang {reader.version} can capture "
+        "it is not known: start the server once and look, or use drafttrace serve --wiring."
+    ]
 
 
 def corrected(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

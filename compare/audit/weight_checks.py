@@ -19,6 +19,7 @@ from drafttrace.compare.audit.mla_checks import (
     refused,
 )
 from drafttrace.compare.audit.name_checks import name_findings
+from drafttrace.compare.audit.quantized import is_quantized, quantization_findings, stands_for
 from drafttrace.compare.audit.shape_remedies import D2T, Shapes, shapes_of
 from drafttrace.compare.audit.shape_remedies import HEAD as HEAD_WEIGHT
 from drafttrace.compare.audit.subject import Subject, fault, note
@@ -81,6 +82,7 @@ def weight_findings(subject: Subject, reports: tuple[TensorReport, ...]) -> Iter
     yield from mla_findings(subject)
     yield from layer_findings(subject)
     yield from name_findings(subject)
+    yield from quantization_findings(subject)
     yield from _missing_and_wrong(subject)
     yield from _head_and_embedding(subject)
     yield from unused_findings(subject)
@@ -112,9 +114,11 @@ def _missing_and_wrong(subject: Subject) -> Iterator[Finding]:
     have = {part for name in subject.draft_weights.names for part in split_fused(name)}
     slots = subject.fc_slots or len(subject.served.wiring or ()) or 3
     other = other_attention(subject) is not None  # its tensors are named together, and so are those of whole layers
-    differ = layers_that_differ(subject)
+    differ, quantized = layers_that_differ(subject), is_quantized(subject.draft)
     for name, shape in built_shapes(subject.draft, slots).items():
         if (other and ATTENTION in name) or layer_of(name) in differ:
+            continue
+        if quantized and stands_for(name, have):
             continue
         if name not in have and not refused(subject):  # a server that does not start reads none
             yield fault(
@@ -132,6 +136,8 @@ def _missing_and_wrong(subject: Subject) -> Iterator[Finding]:
         refused(subject) and subject.draft.mla is None
     )  # the latent sizes are read off these tensors, all at once
     differing = [name for name in shapes.wrong() if not ((other or lost) and ATTENTION in name)]
+    if quantized:  # several values are packed into one integer
+        differing = [name for name in differing if shapes.weights.info(name).float_dtype is not None]
     yield from _wrong_shapes(shapes, [name for name in differing if name not in (HEAD_WEIGHT, D2T)])
     for first, second in subject.draft_weights.clashes:
         yield fault(

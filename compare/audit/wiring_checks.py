@@ -8,6 +8,7 @@ from typing import Any
 from drafttrace.compare.audit.loading_checks import unread
 from drafttrace.compare.audit.odd_id_checks import odd_id_findings, stops_at_the_object
 from drafttrace.compare.audit.remedies import wiring_remedy
+from drafttrace.compare.audit.sglang_rules import FIRST_VERSION, LAST_VERSION, capability
 from drafttrace.compare.audit.subject import Subject, fault, note
 from drafttrace.compare.draft_config import NESTED, SPECULATORS
 from drafttrace.compare.result import Finding
@@ -20,6 +21,7 @@ def wiring_findings(subject: Subject) -> Iterator[Finding]:
     if subject.reader is None:
         yield _no_capture(subject)
         return
+    yield from _release(subject)
     yield from odd_id_findings(subject)
     if subject.served.wiring is None or stops_at_the_object(
         subject.draft
@@ -47,6 +49,23 @@ def wiring_findings(subject: Subject) -> Iterator[Finding]:
             f"Write the ids down so that no release changes them: {wiring_remedy(subject, trained)}",
             {"served": list(served), "trained_by": by},
         )
+
+
+def _release(subject: Subject) -> Iterator[Finding]:
+    """A release of which the table knows nothing: another one's rules stand in for it."""
+    reader = subject.reader
+    known = capability(reader.architecture, reader.version) if reader is not None and not reader.installed else None
+    if reader is None or known is None or known.exact:
+        return
+    yield note(
+        "boundary-offset",
+        0.3,
+        f"SGLang {reader.version} lies outside the table, which goes from {FIRST_VERSION} to {LAST_VERSION}: what it makes "
+        "of layer ids, switches and names is told by its nearest release in the table, and may be otherwise.",
+        f"Audit with that release installed and without --sglang-version, or serve one from {FIRST_VERSION} to "
+        f"{LAST_VERSION}.",
+        {"version": reader.version, "first": FIRST_VERSION, "last": LAST_VERSION},
+    )
 
 
 def _falls_back(subject: Subject) -> str:

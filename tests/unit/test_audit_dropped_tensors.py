@@ -30,7 +30,7 @@ def ones(sizes: dict[str, int], value: float = 1.0) -> dict[str, torch.Tensor]:
     return {name: torch.full((size,), value) for name, size in sizes.items()}
 
 
-@pytest.mark.parametrize("kind", [{}, {"mlp_bias": True}, {"model_type": "gpt_oss"}], ids=str)
+@pytest.mark.parametrize("kind", [{}, {"mlp_bias": True}, {"model_type": "gpt_oss", "head_dim": 4}], ids=str)
 def test_a_switch_for_biases_without_any_is_no_fault(kind: dict[str, Any], tmp_path: Path) -> None:
     """Four faults of 0.95 for a draft that serves as well as without the switch: the class builds no such bias."""
     assert not audited(tmp_path, specforge(CANONICAL, attention_bias=True, **kind)).faults

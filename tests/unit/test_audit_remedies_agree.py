@@ -147,6 +147,7 @@ def test_ids_for_the_embedding_say_where_it_is_not_known_whether_they_work(tmp_p
     result = check(tmp_path / "target", tmp_path / "draft", sglang_version="0.5.23", trained=(0, 3, 31))
     told = [f for f in result.faults if "[-1, 2, 30]" in f.remedy]
     assert told and all("whether this class can capture B0 is not known" in f.remedy for f in told)
+    assert any("[-1, 2, 30] that --fix writes ask for B0" in remark for remark in result.notes)
     llama = audited(tmp_path / "llama", specforge(CANONICAL), trained=(0, 3, 31))
     assert not any("is not known" in f.remedy for f in llama.faults)
 

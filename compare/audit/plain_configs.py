@@ -26,21 +26,28 @@ _TEXTS = frozenset(
     {
         "model_type", "torch_dtype", "dtype", "_name_or_path", "scoring_func", "speculators_model_type",
         "speculators_version", "algorithm", "problem_type", "attn_implementation", "_attn_implementation", "verifier",
+        "_model_name_or_path", "video_placeholder",
     }
 )  # fmt: skip
 _NULLS = frozenset(
     {
         "rope_scaling", "rope_parameters", "draft_vocab_size", "unk_token_id", "quantization_config", "eagle_config",
-        "torch_dtype", "dtype", "layer_types", "norm_output",
+        "torch_dtype", "dtype", "layer_types", "norm_output", "bad_words_ids", "begin_suppress_tokens",
+        "cross_attention_hidden_size", "decoder_start_token_id", "exponential_decay_length_penalty", "finetuning_task",
+        "forced_bos_token_id", "forced_eos_token_id", "prefix", "problem_type", "sep_token_id", "suppress_tokens",
+        "task_specific_params", "tokenizer_class",
     }
 )  # fmt: skip
+"""Keys that may be null; the later ones are those that transformers 4 wrote into every part of a config."""
 _NOT_PLAIN = frozenset(
     {
-        "auto_map", "text_config", "llm_config", "language_config", "thinker_config", "per_layer_config", "attn_config",
+        "text_config", "llm_config", "language_config", "thinker_config", "per_layer_config", "attn_config",
         "transformer_layer_config", "compression_config", "dual_chunk_attention_config", "architecture",
     }
 )  # fmt: skip
 """Keys from which a loader takes the model, or parts of it, whatever else the file says."""
+_OTHER_CLASSES = ("modeling_deepseekocr.DeepseekOCRForCausalLM", "modeling_deepseekocr2.DeepseekOCR2ForCausalLM")
+"""What ``auto_map`` may name that SGLang takes for another model than the ``model_type`` says."""
 _FACTOR = ("factor",)
 _ROPES: Mapping[str, tuple[str, ...]] = {
     "default": (), "linear": _FACTOR, "dynamic": _FACTOR, "yarn": _FACTOR, "deepseek_yarn": _FACTOR,
@@ -112,14 +119,38 @@ def _unusual(config: Mapping[str, Any]) -> Iterator[str]:
         if type(turned) is int and turned % 2:
             yield key
     llama = config.get("model_type") == "llama"
+    known = str(config.get("model_type")) in PLAIN_TYPES | WRAPPED_TYPES
     for key, value in config.items():
         if key in USUAL_FIELDS:
             fits, null, _ = USUAL_FIELDS[key]
             null = null and (key not in NO_NULL or llama)
             if not (fits(value) or (null and value is None)):
                 yield key
+        elif key == "auto_map":
+            if not (known and _own_code(value)):
+                yield key
         elif key in _NOT_PLAIN or not (_plain(key, value) or (llama and _free(key, value))):
             yield key
+
+
+def _own_code(value: Any) -> bool:
+    """Whether an ``auto_map`` is one: a model of a type with a class of its own is loaded without the code that it names.
+
+    By ``AutoConfig.from_pretrained`` and ``resolve_trust_remote_code``: asked for no remote code they take the local class.
+    """
+    if not isinstance(value, Mapping) or value.get("AutoModel") in _OTHER_CLASSES:
+        return False
+    named = value.get("AutoConfig", "")
+    return isinstance(named, str) and all(isinstance(one, (str, list)) for one in value.values())
+
+
+def _labels(key: str, value: Mapping[str, Any]) -> bool:
+    """Names of classes and their numbers, as transformers 4 wrote them into every config."""
+    if key == "id2label":
+        return all(
+            number.isascii() and number.isdigit() and isinstance(name, str) for number, name in value.items()
+        )
+    return key == "label2id" and all(type(number) is int for number in value.values())
 
 
 def _divided(hidden: object, heads: object) -> int | None:
@@ -150,7 +181,7 @@ def _plain(key: str, value: Any) -> bool:
     if isinstance(value, str):
         return key in _TEXTS
     if isinstance(value, Mapping):
-        return key in _OBJECTS
+        return key in _OBJECTS or _labels(key, value) or (key == "pruned_heads" and not value)
     if isinstance(value, list):
         return key in _LISTS
     return True

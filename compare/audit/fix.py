@@ -93,8 +93,8 @@ def remarks_on(subject: Subject, changes: Mapping[str, Any]) -> list[str]:
     ):
         return []
     return [
-        f"The ids {ids} that --fix writes ask for B0, and whether {reader.architecture} in SGLang {reader.version} can capture "
-        "it is not known: start the server once and look, or use drafttrace serve --wiring."
+        f"The ids {ids} that --fix writes ask for B0, and whether {reader.architecture} in SGLang {reader.version} can "
+        "capture it is not known: start the server once and look, or use drafttrace serve --wiring."
     ]
 
 

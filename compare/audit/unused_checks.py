@@ -55,7 +55,7 @@ def unused_findings(subject: Subject) -> Iterator[Finding]:
 
 def bias_changes(subject: Subject) -> dict[str, Any]:
     """The switches without which SGLang drops a bias that the checkpoint has."""
-    names = [name for name in _left(subject) if _is_lost_bias(subject, name)]
+    names = _lost_biases(subject, _left(subject))
     return {switch: True for name in names if (switch := _switch_of(subject, name)) is not None}
 
 
@@ -78,7 +78,7 @@ def _norm_of_a_flag(subject: Subject, flag: str, names: Sequence[str]) -> Findin
 
 def _lost(subject: Subject, left: Sequence[str]) -> Iterator[tuple[Sequence[str], Finding]]:
     """What of these training surely used, with the finding about it."""
-    biases = [name for name in left if _is_lost_bias(subject, name)]
+    biases = _lost_biases(subject, left)
     by_switch: dict[str | None, list[str]] = {}
     for name in biases:
         by_switch.setdefault(_switch_of(subject, name), []).append(name)
@@ -155,14 +155,17 @@ def _read_by_nothing(subject: Subject, left: Sequence[str]) -> Finding:
     )
 
 
-def _is_lost_bias(subject: Subject, name: str) -> bool:
-    """Whether it is the bias of something that the class builds, and not zero everywhere."""
-    weights = subject.draft_weights
-    if not name.endswith(".bias") or weights.info(name).float_dtype is None:
-        return False
-    of = f"{name.removesuffix('bias')}weight"
-    built = parameters(subject.draft, subject.fc_slots or 3) | {HEAD}
-    return set(split_fused(of)) <= built and bool(weights.checkpoint.floats(weights.names[name]).any())
+def _lost_biases(subject: Subject, left: Sequence[str]) -> list[str]:
+    """Biases of what the class builds that are not zero everywhere."""
+    weights, built = subject.draft_weights, parameters(subject.draft, subject.fc_slots or 3) | {HEAD}
+    of = {name: split_fused(f"{name.removesuffix('bias')}weight") for name in left if name.endswith(".bias")}
+    return [
+        name
+        for name, parts in of.items()
+        if set(parts) <= built
+        and weights.info(name).float_dtype is not None
+        and weights.checkpoint.floats(weights.names[name]).any()
+    ]
 
 
 def _switch_of(subject: Subject, name: str) -> str | None:

@@ -191,7 +191,8 @@ class Matcher:
             found = same if len(same) == 1 else found
         if len(found) > 1:
             names = ", ".join(self._served[place].source.name for place in found[:3])
-            return None, f"{len(found)} captures share equally many tokens with it: {names}"
+            said = f"{len(found)} captures share equally many tokens with it: {names}"
+            return None, f"{said}; none is guessed: give --against a folder that holds one of them"
         return self._served[found[0]], None
 
 

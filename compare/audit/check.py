@@ -11,6 +11,7 @@ from typing import Any
 from drafttrace.compare.audit.class_tensors import as_loaded
 from drafttrace.compare.audit.config_checks import config_findings
 from drafttrace.compare.audit.conventions import Convention, sglang, sglang_reader, trainer, vllm
+from drafttrace.compare.audit.copied_weights import copied_findings
 from drafttrace.compare.audit.evidence_checks import IS_EMBEDDING, disputed_slots, dump_findings, dump_wiring
 from drafttrace.compare.audit.fix import planned_changes, remarks_on
 from drafttrace.compare.audit.foreign_dumps import is_foreign
@@ -80,7 +81,7 @@ def check(
     vocabulary = vocabulary_map(subject)
     findings += [*wiring_findings(subject), *config_findings(subject)]
     findings += [*shard_findings(subject), *weight_findings(subject, reports)]
-    findings += [*vocabulary_findings(subject, vocabulary)]
+    findings += [*vocabulary_findings(subject, vocabulary), *copied_findings(subject, vocabulary)]
     if url_health is None:  # a server that runs did start
         findings += start_findings(subject)
     for one, how in zip(dumps, hows, strict=True):

@@ -33,8 +33,14 @@ _NEEDS = {
 
 
 def is_quantized(draft: DraftConfig) -> bool:
-    """Whether SGLang builds the draft's layers for quantized tensors."""
-    return bool(draft.raw.get(KEY)) and isinstance(draft.raw[KEY], Mapping)
+    """Whether SGLang may build the draft's layers for quantized tensors: it looks in three places for how."""
+    beside = (draft.path.parent / "hf_quant_config.json").is_file()  # Model-Optimizer's
+    return bool(_said(draft)) or bool(draft.raw.get("compression_config")) or beside
+
+
+def _said(draft: DraftConfig) -> Mapping[str, Any]:
+    said = draft.raw.get(KEY)
+    return said if isinstance(said, Mapping) else {}
 
 
 def is_part(name: str) -> bool:
@@ -52,10 +58,9 @@ def stands_for(name: str, held: Collection[str]) -> bool:
 def quantization_findings(subject: Subject) -> Iterator[Finding]:
     """Tensors that are not quantized under a config which says that they are."""
     draft, names = subject.draft, subject.draft_weights.names
-    if not is_quantized(draft) or refused(subject):
+    said, method = _said(draft), _method(draft)
+    if not said or refused(subject):
         return
-    said: Mapping[str, Any] = draft.raw[KEY]
-    method = _method(draft)
     lost = [one[-1] for one in _NEEDS.get(method, ()) if not any(name in said for name in one)]
     plain = unquantized(subject)
     drop = f'Drop "{KEY}": the stored tensors are not quantized.'
@@ -88,14 +93,17 @@ def unquantized(subject: Subject) -> list[str]:
     """Canonical names of the layers' tensors that are as training had them, where SGLang expects all of them quantized;
     empty where it need not."""
     draft, weights = subject.draft, subject.draft_weights
-    exempt = any(draft.raw[KEY].get(key) for key in _EXEMPT) if is_quantized(draft) else True
-    if exempt or _method(draft) not in {*_PACKED, "fp8"} or any(is_part(name) for name in weights.names):
+    if (
+        any(_said(draft).get(key) for key in _EXEMPT)
+        or _method(draft) not in {*_PACKED, "fp8"}
+        or any(is_part(name) for name in weights.names)
+    ):
         return []
     return [name for name in weights.names if _is_linear(name) and weights.info(name).dtype in _FLOATS]
 
 
 def _method(draft: DraftConfig) -> str:
-    return str(draft.raw[KEY].get("quant_method", "")).lower()
+    return str(_said(draft).get("quant_method", "")).lower()
 
 
 _FLOATS = {"BF16", "F16", "F32"}

@@ -24,6 +24,7 @@ _LAYER_NORM = re.compile(r"^layers\.\d+\..*norm.*\.weight$")
 _SECOND_NORM = re.compile(r"^layers\.\d+\.input_layernorm\.weight$")
 """Built for every layer, and used in the first one only."""
 _QUERY_KEY_NORM = re.compile(r"\.self_attn\.[qk]_norm\.weight$")
+_SCALE = re.compile(r"_proj\.weight_scale(_inv|_2)?$")
 _SINKS = re.compile(r"\.self_attn\.sinks$")
 _FLAGS = (("fc_norm", "fc_norm."), ("norm_before_fc", "input_norm."))
 
@@ -90,10 +91,13 @@ def _lost(subject: Subject, left: Sequence[str]) -> Iterator[tuple[Sequence[str]
     others = [
         name
         for name in left
-        if _LAYER_NORM.search(name) and not _QUERY_KEY_NORM.search(name) and not _SECOND_NORM.search(name)
+        if _LAYER_NORM.search(name) and ATTENTION not in name and not _SECOND_NORM.search(name)
     ]
     if others:
         yield others, _norms(subject, others, "what they normed is then not normed")
+    scales = [name for name in left if _SCALE.search(name)]
+    if scales:
+        yield scales, _scales(subject, scales)
     sinks = [name for name in left if _SINKS.search(name)]
     if sinks:
         yield (
@@ -119,6 +123,18 @@ def _biases(subject: Subject, names: Sequence[str], switch: str | None) -> Findi
         "no such bias and drops what is stored.",
         f'"{switch}": true',
         {"tensors": said[:20], "count": len(said), "switch": switch},
+    )
+
+
+def _scales(subject: Subject, names: Sequence[str]) -> Finding:
+    said = [subject.draft_weights.names[name] for name in names]
+    return fault(
+        "weights-unused",
+        0.85,
+        f"The checkpoint has {_listed(said)}, scales of quantized tensors, and its config has no quantization_config: "
+        "SGLang drops them without a word and reads the tensors unscaled.",
+        "Copy quantization_config from the config that the quantization wrote.",
+        {"tensors": said[:20], "count": len(said)},
     )
 
 

@@ -121,3 +121,9 @@ def test_one_tensor_that_nothing_reads_is_one(tmp_path: Path) -> None:
     """It said '1 tensors of the checkpoint are read by nothing'."""
     said = [f.summary for f in audited(tmp_path, specforge(CANONICAL), ones({"extra.weight": 3})).findings]
     assert "1 tensor of the checkpoint is read by nothing: 'extra.weight'." in said
+
+
+def test_a_stale_part_of_the_other_attention_is_a_hint(tmp_path: Path) -> None:
+    """Its norm is no norm of what is served."""
+    result = audited(tmp_path, specforge(CANONICAL), ones({f"{AT}q_a_layernorm.weight": 8}))
+    assert not result.faults and any("q_a_layernorm" in f.summary for f in result.findings)

@@ -19,7 +19,9 @@ FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False}
 
 
-def audited(folder: Path, said: dict[str, Any], tensors: dict[str, torch.Tensor] | None = None) -> CheckResult:
+def audited(
+    folder: Path, said: dict[str, Any] | None, tensors: dict[str, torch.Tensor] | None = None
+) -> CheckResult:
     held = {k: t.bfloat16() if t.is_floating_point() else t for k, t in (tensors or draft_tensors()).items()}
     draft = write_draft(folder / "draft", specforge(CANONICAL, quantization_config=said), held)
     return check(write_target(folder / "target"), draft, sglang_version="0.5.23")
@@ -68,6 +70,17 @@ def test_a_draft_that_is_quantized_is_not_called_damaged(tmp_path: Path) -> None
     assert not [f for f in audited(tmp_path / "fp8", FP8, held).findings if f.id == "weights-unused"]
     plain = {k: v for k, v in held.items() if k != "midlayer.mlp.up_proj.weight"}
     assert any("up_proj.weight" in f.summary for f in audited(tmp_path / "none", {}, plain).faults)
+
+
+def test_scales_without_a_config_that_says_so_are_lost(tmp_path: Path) -> None:
+    held = {
+        **draft_tensors(),
+        **{f"{k}_scale": torch.ones(1) for k in draft_tensors() if k.endswith("_proj.weight")},
+    }
+    (found,) = audited(tmp_path, None, held).faults
+    assert found.id == "weights-unused" and "scales of quantized tensors" in found.summary
+    (tmp_path / "draft" / "hf_quant_config.json").write_text("{}")  # Model-Optimizer's place for it
+    assert not check(tmp_path / "target", tmp_path / "draft", sglang_version="0.5.23").faults
 
 
 @pytest.mark.parametrize(

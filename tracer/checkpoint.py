@@ -243,6 +243,10 @@ class Checkpoint:
                 }
         return self._headers[file]
 
+    def file_of(self, name: str) -> Path:
+        """The file that holds a tensor, by the names alone. Raises KeyError for a name the checkpoint does not have."""
+        return self._where[name]
+
     def info(self, name: str) -> TensorInfo:
         """Dtype, shape and place of one tensor. Raises KeyError for a name the checkpoint does not have."""
         file = self._where[name]

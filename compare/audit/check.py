@@ -81,7 +81,7 @@ def check(
     vocabulary = vocabulary_map(subject)
     findings += [*wiring_findings(subject), *config_findings(subject)]
     findings += [*shard_findings(subject), *weight_findings(subject, reports)]
-    findings += [*vocabulary_findings(subject, vocabulary), *copied_findings(subject, vocabulary)]
+    findings += [*vocabulary_findings(subject, vocabulary), *copied_findings(subject, vocabulary, hash_weights)]
     if url_health is None:  # a server that runs did start
         findings += start_findings(subject)
     for one, how in zip(dumps, hows, strict=True):

@@ -1,12 +1,14 @@
 """Tensors of a draft that are the target's bit for bit, where training would have moved them.
 
 The embedding is shared by design, and the whole head is looked at with the weights. A tensor is compared by a few of its
-rows first, and as far as ``SAMPLE`` values only where those are equal.
+rows first, and as far as ``SAMPLE`` values only where those are equal. Of a target whose headers alone are megabytes
+(thousands of experts in each file) the outer layers are looked at, all with hashing on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +31,8 @@ _LEAST = 16
 _ALSO = {"hidden_norm.weight": ("input_layernorm.weight",)}
 """Parts that a target does not have, and those of its parts that an export takes for them."""
 _HEAD = "lm_head.weight"
+_MOST_HEADERS, _OTHER_HEADER = 1 << 20, 1 << 16
+"""Bytes of headers that a check has the time to read, and what a file that is no safetensors counts for."""
 
 
 class _Copy(NamedTuple):
@@ -39,12 +43,15 @@ class _Copy(NamedTuple):
     values: int
 
 
-def copied_findings(subject: Subject, vocabulary: VocabularyMap | None) -> Iterator[Finding]:
-    """One hint that names every tensor that is the target's; nothing without the target's weights."""
+def copied_findings(subject: Subject, vocabulary: VocabularyMap | None, whole: bool = False) -> Iterator[Finding]:
+    """One hint that names every tensor that is the target's; nothing without the target's weights.
+
+    whole: look at every layer of the target, however large its headers are.
+    """
     target = subject.target_weights
     if target is None:
         return
-    copies = [*_parts(subject, target), *_pruned_head(subject, target, vocabulary)]
+    copies = [*_parts(subject, target, whole), *_pruned_head(subject, target, vocabulary)]
     if not copies:
         return
     draft = subject.draft_weights
@@ -65,11 +72,12 @@ def copied_findings(subject: Subject, vocabulary: VocabularyMap | None) -> Itera
     )
 
 
-def _parts(subject: Subject, target: Checkpoint) -> Iterator[_Copy]:
+def _parts(subject: Subject, target: Checkpoint, whole: bool) -> Iterator[_Copy]:
     """Tensors of layers against those of any layer of the target, and the norm before the head."""
     draft = subject.draft_weights
     final = stored_name(target, NORM)
-    held = _by_part(target, {_part(name) for name in draft.names if name.startswith(_LAYERS)})
+    layers = _by_layer(target, {_part(name) for name in draft.names if name.startswith(_LAYERS)})
+    held = _affordable(target, layers, None if whole else _MOST_HEADERS)
     for name, stored in draft.names.items():
         if name == "norm.weight":
             candidates = [final] if final is not None else []
@@ -89,19 +97,50 @@ def _part(name: str) -> str:
     return name.split(".", 2)[-1]
 
 
-def _by_part(target: Checkpoint, parts: set[str]) -> Mapping[str, list[str]]:
-    """The target's tensors of these parts, of every layer of its language model."""
+def _by_layer(target: Checkpoint, parts: set[str]) -> Mapping[int, Mapping[str, str]]:
+    """The target's tensors of these parts, by layer of its language model and part."""
     wanted = parts | {other for part in parts for other in _ALSO.get(part, ())}
     endings = tuple(f".{part}" for part in wanted)
-    found: dict[str, list[str]] = {}
+    found: dict[int, dict[str, str]] = {}
     for name in target:
         if not name.endswith(endings) or "visual" in name or "vision" in name:
             continue
-        before, _, rest = name.rpartition(".layers.")
+        before, _, rest = name.rpartition("layers.")
         number, _, part = rest.partition(".")
-        if part in wanted and number.isdigit() and "layers" not in before:
+        if part in wanted and number.isdecimal() and "layers" not in before:
+            found.setdefault(int(number), {})[part] = name
+    return found
+
+
+def _affordable(
+    target: Checkpoint, layers: Mapping[int, Mapping[str, str]], most: int | None
+) -> Mapping[str, list[str]]:
+    """By part the tensors of as many layers as ``most`` bytes of headers give, from the outer ones inwards."""
+    found: dict[str, list[str]] = {}
+    opened: set[Path] = set()
+    cost, last = 0, len(layers) - 1
+    numbers = sorted(layers, reverse=True)
+    for place in sorted(range(len(numbers)), key=lambda place: min(place, last - place)):
+        parts = layers[numbers[place]]
+        files = {target.file_of(name) for name in parts.values()} - opened
+        cost += sum(map(_header_bytes, files))
+        if most is not None and cost > most and opened:
+            break
+        opened |= files
+        for part, name in parts.items():
             found.setdefault(part, []).append(name)
     return found
+
+
+def _header_bytes(file: Path) -> int:
+    """What a safetensors file says of its header's length."""
+    if file.suffix != ".safetensors":
+        return _OTHER_HEADER
+    try:
+        with file.open("rb") as start:
+            return int.from_bytes(start.read(8), "little")
+    except OSError:  # said of the shards
+        return 0
 
 
 def _equal_one(draft: Checkpoint, stored: str, target: Checkpoint, candidates: list[str]) -> tuple[str, int] | None:

@@ -79,7 +79,7 @@ class FileBytes:
             try:
                 fd = self._descriptor()
                 for place in places:
-                    done = 0
+                    done = os.preadv(fd, [view[at : at + run]], place)
                     while done < run:
                         got = os.preadv(fd, [view[at + done : at + run]], place + done)
                         if got == 0:

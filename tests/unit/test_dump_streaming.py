@@ -27,7 +27,7 @@ from safetensors.numpy import save_file
 from drafttrace.tracer import cli
 from drafttrace.tracer.capture import Capture
 from drafttrace.tracer.checkpoint import open_checkpoint
-from drafttrace.tracer.dumps import document, file_tensor, hdf5_file, torch_file
+from drafttrace.tracer.dumps import document, file_tensor, hdf5_file, slabs, torch_file
 from drafttrace.tracer.dumps.arrow_masks import mask_for
 from drafttrace.tracer.dumps.arrow_stream import batches_of
 from drafttrace.tracer.dumps.registry import FieldMap
@@ -315,7 +315,7 @@ def test_every_box_of_every_geometry_is_what_numpy_sees(
     source = file_tensor.FileSource(FileBytes(path), begin, tuple(shape), STORAGE["bf16"], strides)
     most = data.draw(st.sampled_from([1, 24, 1 << 20]))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(file_tensor, "_SLAB_BYTES", most)
+        patch.setattr(slabs, "SLAB_BYTES", most)
         for _ in range(4):
             box = []
             for size in shape:

@@ -7,43 +7,18 @@ of the next slot right away: the rows are read once, whole, and the last few sla
 from __future__ import annotations
 
 import math
-import threading
-import weakref
-from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from drafttrace.tracer.dumps import slabs
 from drafttrace.tracer.dumps.tensor import STORAGE, Array, Box, Source, Tensor
 from drafttrace.tracer.file_bytes import Bytes, FileBytes
 
-# A slab may be this large, and this many times what was asked of it.
-_SLAB_BYTES = 32 << 20
+# A slab may be this many times what was asked of it.
 _SLAB_SHARE = 8
-# Bytes of slabs that are kept, over all files.
-_KEPT_BYTES = 64 << 20
 # Reading a little too much in one go is cheaper than reading twice.
 _SLACK = 1.25
-
-
-@dataclass(frozen=True)
-class _Slab:
-    """Bytes from ``begin`` of a file, in front of a buffer that may be longer."""
-
-    source: weakref.ref[FileSource]
-    begin: int
-    length: int
-    buffer: bytearray
-
-    def bytes(self, begin: int, length: int) -> Bytes:
-        view = np.frombuffer(self.buffer, np.uint8, length, begin - self.begin)
-        view.flags.writeable = False
-        return view
-
-
-_slabs: deque[_Slab] = deque()
-_lock = threading.Lock()
 
 
 def file_tensor(
@@ -81,10 +56,11 @@ class FileSource(Source):
         wanted = item * math.prod(counts)
         span = self._reach(counts)
         if span <= _SLACK * wanted:
-            return self._view(self._file.read(self._begin + offset, span), 0, counts)
+            return self._view(slabs.run_bytes(self._file, self._begin + offset, span), 0, counts)
         first, length = self._rows_of(box)
-        if length <= min(_SLAB_BYTES, _SLAB_SHARE * wanted):
-            return self._view(self._slab(self._begin + first, length), offset - first, counts)
+        if length <= min(slabs.SLAB_BYTES, _SLAB_SHARE * wanted):
+            whole = slabs.slab_bytes(self, self._file, self._begin + first, length)
+            return self._view(whole, offset - first, counts)
         return self._gathered(offset, counts)
 
     def _reach(self, counts: Sequence[int], axes: Sequence[int] | None = None) -> int:
@@ -104,17 +80,6 @@ class FileSource(Source):
         counts = [self.shape[axis] if axis in inner else box[axis][1] for axis in range(len(box))]
         return first, self._reach(counts)
 
-    def _slab(self, begin: int, length: int) -> Bytes:
-        """Bytes of the file, out of what was read last where they are there."""
-        with _lock:
-            for slab in _slabs:
-                if slab.begin <= begin and begin + length <= slab.begin + slab.length and slab.source() is self:
-                    return slab.bytes(begin, length)
-            slab = _Slab(weakref.ref(self), begin, length, _spare(self, length))
-            self._file.gather(np.frombuffer(slab.buffer, np.uint8, length), [begin], length)
-            _slabs.append(slab)
-            return slab.bytes(begin, length)
-
     def _gathered(self, offset: int, counts: tuple[int, ...]) -> Array:
         """Run by run: what lies between the runs is not read."""
         run, outer = self._dtype.itemsize, list(self._order)
@@ -131,28 +96,3 @@ class FileSource(Source):
             return
         for index in range(counts[axes[0]]):
             yield from self._places(first + index * self._strides[axes[0]], axes[1:], counts)
-
-
-def _spare(source: FileSource, length: int) -> bytearray:
-    """A buffer for a slab: that of the source's last slab, where nobody looks at it any more, else a new one.
-
-    The oldest slabs are let go.
-    """
-    spare: bytearray | None = None
-    for slab in [slab for slab in _slabs if slab.source() in {source, None}]:
-        _slabs.remove(slab)
-        if length <= len(slab.buffer) <= 2 * length and _is_free(slab.buffer):
-            spare = slab.buffer
-    while sum(len(slab.buffer) for slab in _slabs) + length > _KEPT_BYTES and _slabs:
-        _slabs.popleft()
-    return bytearray(length) if spare is None else spare
-
-
-def _is_free(buffer: bytearray) -> bool:
-    """Whether no array looks into a buffer: it cannot change its length then."""
-    try:
-        buffer.append(0)
-        buffer.pop()
-    except BufferError:
-        return False
-    return True

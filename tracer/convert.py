@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from drafttrace.tracer.capture import Capture
+from drafttrace.tracer.convert_journal import said_of_dump
 from drafttrace.tracer.convert_layouts import OUT_LAYOUTS, OutLayout
 from drafttrace.tracer.convert_many import Progress, Run, convert_all
 from drafttrace.tracer.convert_place import (
@@ -219,7 +220,7 @@ def _facts(collection: Collection, how: _Asked, read: Request, format: str | Non
         "lose": sorted(how.lose - _OF_SAMPLES),
         "mask_of_ones": how.ones,
         "target": weights,
-        "said": repr(read),
+        "options": said_of_dump(read),
         "version": __version__,
     }
 

@@ -13,6 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+from drafttrace.tracer.boundary import boundary_name
+from drafttrace.tracer.dumps.registry import Request
 from drafttrace.tracer.errors import OutputExists
 
 # Stands in a finished folder: it was written by a conversion, and may be replaced by one. Readers of dumps skip it.
@@ -124,12 +126,47 @@ def _value(line: str) -> Any:
         return None
 
 
+def said_of_dump(request: Request) -> list[str]:
+    """What the user says of a dump, as the options that say it; what the target says is not among it."""
+    fields = request.fields
+    ids, wiring = request.layer_ids, fields.boundaries
+    said = {
+        "--hidden-size": None if request.inferred else request.hidden_size,
+        "--layer-ids": None if ids is None else ",".join(f"{request.numbering}{k}" for k in ids),
+        "--slots": ",".join(fields.slots),
+        "--tokens": fields.tokens,
+        "--last": fields.last,
+        "--last-norm": fields.last_norm if fields.last else None,
+        "--mask": fields.mask,
+        "--boundaries": None if wiring is None else ",".join(map(boundary_name, wiring)),
+    }
+    return [f"{name} {value}" for name, value in said.items() if value not in {None, ""}]
+
+
 def _difference(head: Any, facts: Mapping[str, Any]) -> str:
-    """The first thing that the other run was asked differently."""
+    """The first thing that the other run was asked differently, in the words of the command line."""
     if not isinstance(head, dict):
         return "it does not say of what"
     name = next(name for name in {**facts, **head} if head.get(name) != facts.get(name))
-    return f"its {name} is {head.get(name)!r}, not {facts.get(name)!r}"
+    if name in {"source", "format"} and head.get(name):
+        return f"it reads {'the format ' if name == 'format' else ''}{head[name]}"
+    before, now = _options(name, head.get(name)), _options(name, facts.get(name))
+    if name not in facts or not (before or now):
+        return "another version of drafttrace began it"
+    if before == now:
+        return f"it was begun with another {before}"
+    if not before:
+        return f"it was begun without {now}"
+    return f"it was begun with {before}" + (f", and this one with {now}" if now else "")
+
+
+def _options(name: str, value: Any) -> str:
+    """A fact as the options that make it; of the target only whether there is one, as its weights have no name."""
+    if not value:
+        return ""
+    if isinstance(value, list):
+        return " ".join(f"--lose {each}" if name == "lose" else str(each) for each in value)
+    return {"layout": f"--to {value}", "mask_of_ones": "--mask-ones", "target": "--target"}.get(name, "")
 
 
 def put_mark(folder: Path, facts: Mapping[str, Any], samples: int, left_out: Sequence[int] = ()) -> None:

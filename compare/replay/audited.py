@@ -11,6 +11,7 @@ import torch
 from drafttrace.compare.audit.config_checks import skipped_fc, tied_head
 from drafttrace.compare.audit.layer_checks import layer_findings
 from drafttrace.compare.audit.mla_checks import class_findings
+from drafttrace.compare.audit.name_checks import name_findings
 from drafttrace.compare.audit.odd_id_checks import odd_id_findings
 from drafttrace.compare.audit.rope_checks import rope_differences
 from drafttrace.compare.audit.said_in_vain import odd_flags, odd_layer_types, unused_window
@@ -39,6 +40,7 @@ def audited_findings(subject: Subject, replayer: Replayer, rope: VariantRow | No
     yield from class_findings(subject)
     yield from layer_findings(subject)
     yield from odd_id_findings(subject)
+    yield from name_findings(subject)
     for found in rope_differences(draft):
         yield _measured(found, rope) if rope is not None and "apart" in found.evidence else found
     yield from _of_the_weights(subject, replayer)

@@ -134,3 +134,18 @@ def test_the_replay_names_what_its_weights_and_switches_say(
     faults = [f.id for f in result.findings if f.severity == FAULT]
     assert name in faults and "unexplained" not in faults
     assert "vocab-coverage" not in [f.id for f in result.findings] or not drop
+
+
+@pytest.mark.parametrize(
+    ("rename", "fault"),
+    [("module.{}", True), ("draft_model.{}", True), ("model.{}", False)],
+)
+def test_names_that_the_server_passes_over_are_no_names_for_the_replay(
+    world: World, rename: str, fault: bool
+) -> None:
+    """75 % and exit 0, where the server fills not one parameter."""
+    path = world.draft / "model.safetensors"
+    tensors = load_file(path)
+    save_file({k if k == "lm_head.weight" and not fault else rename.format(k): t for k, t in tensors.items()}, path)
+    result = ran(world)
+    assert [f.id for f in result.findings if f.severity == FAULT] == ["weights-missing"] * fault

@@ -194,7 +194,8 @@ def _fc_slot(index: int, pairs: _Pairs) -> FcSlot:
     }
     found = FcSlot(index, len(values), int(equal.sum()), (), None, (), by_phase)
     if len(values) < 4 and len(raw) >= 4:
-        return replace(found, fits=far_fits(raw, own))  # misread bytes may be NaN everywhere
+        misread = replace(found, fits=far_fits(raw, own))  # misread bytes may be NaN everywhere
+        return misread if misread.fit is not None else found
     if equal.all():
         return found
     odd = np.flatnonzero(~equal)

@@ -73,7 +73,7 @@ def _misread(facts: Facts, side: str) -> set[int]:
     streams = facts.left_streams if side == "left" else facts.reference_streams
     slots = {s.index for s in streams if s.explanation is not None and s.explanation.fit.name == "bytes"}
     if side == "left":
-        slots |= {s.slot for s in facts.inside.fc_in if s.fits and s.fits[0].name == "bytes"}
+        slots |= {s.slot for s in facts.inside.fc_in if s.fit is not None and s.fit.name == "bytes"}
     return slots
 
 

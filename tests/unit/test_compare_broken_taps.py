@@ -179,3 +179,27 @@ def test_a_token_whose_vector_is_zero_is_no_fault() -> None:
     assert faults(diff(padded, with_slot(dump("kimi"), 0, blank(dump("kimi"))))) == []
     # In the slot alone it is one: the embedding says what the token's vector is.
     assert only(diff(with_slot(replace(left, draft=None), 0, blank(left)), None)).id == "zero-rows"
+
+
+@PAIRS
+@BESIDE
+@pytest.mark.parametrize("one", [False, True], ids=["all slots", "one slot"])
+def test_fc_input_that_is_nan_in_all_rows_is_named(pair: str, beside: bool, one: bool) -> None:
+    """It was a match: with hardly a finite row left, any reading of the bytes was taken to explain them."""
+    slots = (1,) if one else (0, 1, 2)
+    left = with_draft(trace(pair), "fc_in", nan, columns=columns_of(trace(pair), 1) if one else slice(None))
+    assert only(looked_at(left, pair, beside)).slots == slots
+    for name in ("fc_out", "hidden_out", "topk_logits"):
+        left = with_draft(left, name, nan)
+    found = only(looked_at(left, pair, beside))
+    assert (found.id, found.slots) == ("nan-inf", slots) and "rows in fc_in (" in found.summary
+
+
+@PAIRS
+@pytest.mark.parametrize("sound", [1, 3])
+def test_a_few_finite_rows_of_fc_input_do_not_hide_the_others(pair: str, sound: int) -> None:
+    def most(values: Floats) -> Floats:
+        values[:-sound] = np.nan
+        return values
+
+    assert only(diff(with_draft(trace(pair), "fc_in", most), None)).id == "nan-inf"

@@ -64,6 +64,7 @@ class Location:
     """Where every stream stands. atlas: the side whose sweep located them, or None.
 
     neighbours: per boundary the distance to its nearest neighbour. cross: left name -> reference name -> distance.
+    same: left slot -> the reference slot that it equals, row by row.
     """
 
     sample: Sample
@@ -74,6 +75,7 @@ class Location:
     neighbours: Mapping[int, float]
     cross: Mapping[str, Mapping[str, Distance]]
     norm_weight: Doubles | None
+    same: Mapping[int, int]
 
 
 def find_shift(alignment: Alignment, sides: Sides) -> int:
@@ -111,7 +113,15 @@ def locate_all(alignment: Alignment, sides: Sides, thresholds: Thresholds) -> Lo
     }
     if not atlas:
         ours = _without_sweep(ours, theirs, cross, sides, sample, thresholds)
-    return Location(sample, side, atlas, ours, theirs, neighbours, cross, _norm_weight(sample, atlas, left_lasts))
+    weight = _norm_weight(sample, atlas, left_lasts)
+    return Location(sample, side, atlas, ours, theirs, neighbours, cross, weight, _equals(sides, cross, thresholds))
+
+
+def _equals(sides: Sides, cross: Mapping[str, Mapping[str, Distance]], thresholds: Thresholds) -> dict[int, int]:
+    """The left slots that equal a slot of the reference, each with the nearest one's number."""
+    slots = {s.name: s.slot for s in sides.reference_slots}
+    nearest = ((s.slot, best_of(cross.get(s.name, {}), slots)) for s in sides.left_slots)
+    return {i: slots[best[0]] for i, best in nearest if best is not None and best[1].rel_l2 <= thresholds.match}
 
 
 def _norm_weight(sample: Sample, atlas: Sequence[Stream], lasts: Sequence[Stream]) -> Doubles | None:
@@ -227,20 +237,39 @@ def wirings(location: Location, layers: int | None) -> Wirings:
         reference: tuple[int | None, ...] = tuple(stand_in(s) for s in theirs)
         tail = stand_in(last) if last is not None else None
     else:
-        left = tuple(s.boundary for s in ours)
-        reference = tuple(s.boundary for s in theirs)
+        left, reference = _beyond_the_sweep(ours, theirs, location.same)
         tail = last.boundary if last is not None else None
     listed = tail if layers is None or tail is None or tail < layers else None
     reading = read(left, reference, listed) if left and reference else None
-    proven = all(s.by == VALUE for s in ours if s.boundary is not None) and any(s.by == VALUE for s in ours)
+    counted = [s for s, number in zip(ours, left, strict=True) if number is not None]
+    proven = any(s.by == VALUE for s in ours)
+    proven = proven and all(s.by == VALUE or s.index in location.same for s in counted)
     if location.atlas is not None:
-        proven = proven and all(s.by == VALUE for s in theirs if s.boundary is not None)
+        equal = set(location.same.values())
+        proven = proven and all(s.by == VALUE or s.index in equal for s in theirs if s.boundary is not None)
     by = VALUE if proven else DECLARED if any(s.by for s in ours) else None
 
     def shown(numbers: Sequence[int | None]) -> tuple[int | None, ...]:
         return tuple(k if k is not None and k >= 0 else None for k in numbers)
 
     return Wirings(shown(left), shown(reference), shown([tail])[0], by, reading)
+
+
+def _beyond_the_sweep(
+    ours: Sequence[StreamFacts], theirs: Sequence[StreamFacts], same: Mapping[int, int]
+) -> tuple[tuple[int | None, ...], tuple[int | None, ...]]:
+    """Both wirings where a sweep located what it holds: two slots that equal each other, and no boundary of the sweep,
+    get one number."""
+    reference = {s.index: s.boundary for s in theirs}
+    left = {s.index: s.boundary for s in ours}
+    located = {s.index for s in ours if s.by == VALUE}
+    for mine, other in same.items():
+        if mine in located or other not in reference:
+            continue
+        if reference[other] is None:
+            reference[other] = stand_in(next(s for s in theirs if s.index == other))
+        left[mine] = reference[other]
+    return tuple(left.values()), tuple(reference.values())
 
 
 def _left_number(stream: StreamFacts, theirs: Sequence[StreamFacts]) -> int | None:

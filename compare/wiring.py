@@ -42,7 +42,7 @@ def read(left: Boundaries, reference: Boundaries, tail: int | None = None) -> Re
 
     tail: the boundary of the entry after the slots, where that was a boundary of the trainer's list. It is the partner
     of a left slot only where it fits the pattern of the others: no fault is told of a slot that training never fed.
-    Unknown boundaries (None) agree with everything and prove nothing.
+    Unknown boundaries (None) agree with everything in their own place and prove nothing.
     """
     readings = [_shifted(left, reference, tail, k, d) for k in _shifts(left, reference) for d in (0, 1, -1, 2, -2)]
     for offset in (0, 1, -1):
@@ -57,8 +57,9 @@ def _shifts(left: Boundaries, reference: Boundaries) -> list[int]:
     return sorted(range(-most + 1, most), key=lambda k: (abs(k), -k))
 
 
-def _matching(left: Boundaries, reference: Boundaries, offset: int) -> tuple[int, ...] | None:
-    """The order that pairs equal boundaries, slots without a partner keeping their place where it is free.
+def _matching(left: Boundaries, reference: Boundaries, offset: int) -> tuple[int | None, ...] | None:
+    """The order that pairs equal boundaries. A slot without a partner keeps its place where that is free, and is held
+    against what is left over where both are known. An unknown one has no counterpart (None) then: it may be anything.
 
     None where fewer than two slots find a partner, or where nothing changes places.
     """
@@ -68,12 +69,9 @@ def _matching(left: Boundaries, reference: Boundaries, offset: int) -> tuple[int
     order = [where.pop(k, None) if k is not None else None for k in left]
     if sum(j is not None for j in order) < 2:
         return None
-    free = [j for j in range(len(left)) if j not in order]
-    for i, j in enumerate(order):
-        if j is None:
-            order[i] = i if i in free else free[0]
-            free.remove(order[i])  # type: ignore[arg-type]
-    full = tuple(j for j in order if j is not None)
+    order = [i if j is None and i not in order else j for i, j in enumerate(order)]
+    free = [j for j, k in enumerate(reference) if j not in order and k is not None]
+    full = tuple(free.pop(0) if j is None and free and left[i] is not None else j for i, j in enumerate(order))
     return None if full == tuple(range(len(left))) else full
 
 
@@ -83,7 +81,7 @@ def _shifted(left: Boundaries, reference: Boundaries, tail: int | None, shift: i
     return _reading(left, entries, len(reference), order, shift, False, offset)
 
 
-def _permuted(left: Boundaries, reference: Boundaries, order: Sequence[int], offset: int) -> Reading:
+def _permuted(left: Boundaries, reference: Boundaries, order: Sequence[int | None], offset: int) -> Reading:
     return _reading(left, list(reference), len(reference), tuple(order), 0, True, offset)
 
 

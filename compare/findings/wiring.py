@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from drafttrace.compare.facts import DECLARED, VALUE, Facts
 from drafttrace.compare.findings.base import boundary_list, finder, finding, name_slots
 from drafttrace.compare.findings.positions import placed
+from drafttrace.compare.findings.wiring_words import called, held, listed, unpaired
 from drafttrace.compare.part_words import levels_of
 from drafttrace.compare.remedy import already_live, wiring_remedy
 from drafttrace.compare.result import FAULT, NOTE, Finding
 from drafttrace.compare.vocabulary import Entry, register
 from drafttrace.compare.wiring import Reading
-from drafttrace.tracer.boundary import boundary_name, wiring_name
+from drafttrace.tracer.boundary import boundary_name
 
 _IDS = "Set the layer ids inside eagle_config of the draft's config.json as the finding prints them, and restart."
 register(
@@ -188,8 +189,8 @@ def _default(facts: Facts) -> Iterator[Finding]:
         return  # the default is right, and the server captures something else
     yield finding(
         "default-wiring",
-        f"The server found no layer ids in the draft's config and fell back to its default wiring "
-        f"{wiring_name(facts.left_wiring)}, while training used {wiring_name(facts.reference_wiring)}.",
+        f"The server found no layer ids in the draft's config and fell back to its default wiring"
+        f"{listed(facts.left_wiring, ' ')}, while training used {listed(facts.reference_wiring) or 'another one'}.",
         slots=range(len(facts.left_wiring)),
         confidence=_certainty(facts),
         evidence=_evidence(facts, source=source),
@@ -207,16 +208,16 @@ def _shift(facts: Facts, reading: Reading) -> Iterator[Finding]:
     extra = [facts.left_wiring[i] for i, entry in enumerate(reading.order) if entry is None] if k < 0 else []
     step = "one" if abs(k) == 1 else str(abs(k))
     if k > 0:
-        first = _called(lost, "the slot")
-        what = f"its slot i holds what training had in slot i+{k}, so {first} that training fed first is missing"
-        new = [i for i, entry in enumerate(reading.order) if entry is None and facts.left_wiring[i] is not None]
-        if new:
-            holds = _called([facts.left_wiring[i] for i in new], "a state")
-            verb = "holds" if len(new) == 1 else "hold"
-            what += f", and its {name_slots(new)} {verb} {holds}, which training did not feed"
+        first = called(lost, "the slot" if k == 1 else f"the {k} slots")
+        verb = "is" if k == 1 else "are"
+        what = (
+            f"its slot i holds what training had in slot i+{k}, so {first} that training fed first {verb} missing"
+        )
+        what += unpaired(facts, reading)
     else:
-        first = _called(extra, "a slot")
-        what = f"its slot i holds what training had in slot i-{-k}, so {first} that training did not feed stands in front"
+        first = called(extra, "a slot" if k == -1 else f"{-k} slots")
+        verb = "stands" if k == -1 else "stand"
+        what = f"its slot i holds what training had in slot i-{-k}, so {first} that training did not feed {verb} in front"
     yield finding(
         "slot-shift",
         f"The server's slots are the reference's moved by {step}: {what}{_how(facts)}.",
@@ -227,22 +228,17 @@ def _shift(facts: Facts, reading: Reading) -> Iterator[Finding]:
     )
 
 
-def _called(boundaries: list[int | None], unknown: str) -> str:
-    names = ["the embedding (B0)" if b == 0 else boundary_name(b) for b in boundaries if b is not None]
-    return " and ".join(names) if names else unknown
-
-
 def _permutation(facts: Facts, reading: Reading) -> Iterator[Finding]:
     if not reading.permuted:
         return
-    order = [i for i in reading.order if i is not None]
-    slots = [i for i, j in enumerate(reading.order) if i != j]
-    remedy = (
-        f"Hand the slots over in the order {wiring_name(facts.reference_wiring)}. SGLang emits them in ascending order "
-        "whatever the ids say, so either write the training dump in ascending order, or permute the column blocks of "
-        f"fc.weight: new block i = old block {order}[i]."
-    )
-    if list(facts.reference_wiring) == sorted(k for k in facts.reference_wiring if k is not None):
+    order = list(reading.order)
+    slots = [i for i, j in enumerate(order) if j is not None and i != j]
+    remedy = _reorder(facts, order)
+    if (
+        None not in order
+        and None not in facts.reference_wiring
+        and list(facts.reference_wiring) == sorted(k for k in facts.reference_wiring if k is not None)
+    ):
         remedy = _remedy(facts)
         if facts.wiring_block.get("source") != "override" and not already_live(
             facts.reference_wiring, facts.wiring_block
@@ -250,12 +246,30 @@ def _permutation(facts: Facts, reading: Reading) -> Iterator[Finding]:
             remedy += " Check what reorders the slots on the serving side."
     yield finding(
         "slot-permutation",
-        f"The server hands over the reference's slots in another order: its {name_slots(slots)} hold the reference's "
-        f"{name_slots([order[i] for i in slots])}{_how(facts)}.",
+        f"The server hands over the reference's slots in another order: its {name_slots(slots)} "
+        f"{'holds' if len(slots) == 1 else 'hold'} the reference's "
+        f"{name_slots([j for i in slots if (j := order[i]) is not None])}{unpaired(facts, reading)}{_how(facts)}.",
         slots=slots,
         confidence=_certainty(facts),
         evidence=_evidence(facts, order=order),
         remedy=remedy,
+    )
+
+
+def _reorder(facts: Facts, order: Sequence[int | None]) -> str:
+    """How to put the order right. A boundary or a slot that is not known is asked for, never guessed."""
+    wanted = listed(facts.reference_wiring)
+    if None in order:
+        return (
+            _remedy(facts)
+            if wanted
+            else f"{_remedy(facts)} Until then no order of fc's blocks is known to be right."
+        )
+    how = f"in the order {wanted}" if wanted else "in the reference's order"
+    return (
+        f"Hand the slots over {how}. SGLang emits them in ascending order whatever the ids say, so either write the "
+        f"training dump in ascending order, or permute the column blocks of fc.weight: new block i = old block {order}[i]."
+        + ("" if wanted else " A full layer sweep (drafttrace record --boundaries all) names the boundaries.")
     )
 
 
@@ -297,7 +311,9 @@ def _wrong(facts: Facts, reading: Reading) -> Iterator[Finding]:
     for i in reading.wrong:
         entry = reading.order[i]
         theirs = entries[entry] if entry is not None and entry < len(entries) else None
-        pairs.append(f"slot {i} is {boundary_name(facts.left_wiring[i])}, training had {boundary_name(theirs)}")
+        verb = "is" if facts.left_wiring[i] is not None else "holds"
+        had = boundary_name(theirs) if theirs is not None else "another state"
+        pairs.append(f"slot {i} {verb} {held(facts, i)}, training had {had}")
     yield finding(
         "wrong-boundary",
         f"The server captures other boundaries than training: {'; '.join(pairs)}{_how(facts)}.",

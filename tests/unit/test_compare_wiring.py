@@ -122,3 +122,22 @@ def test_a_wiring_given_to_the_server_is_put_right_there_and_not_in_the_config(r
     assert "without --wiring" not in wiring_remedy((31, 3, 0), block)  # no config says that order
     config = wiring_remedy((0, 3, 31), block | {"source": "draft config"})
     assert config.startswith("In the draft's config.json")
+
+
+@pytest.mark.parametrize(
+    ("left", "reference", "shift", "order"),
+    [
+        ((8, 13, None), (2, 8, 13), 1, (1, 2, None)),
+        ((8, 13, 15), (None, 8, 13), 1, (1, 2, None)),
+        ((None, 2, 8), (2, 8, 13), -1, (None, 0, 1)),
+    ],
+)
+def test_an_unlocated_slot_is_not_the_free_hole_of_a_permutation(
+    left: tuple[int | None, ...], reference: tuple[int | None, ...], shift: int, order: tuple[int | None, ...]
+) -> None:
+    """The slot that nothing was known of was called the reference's slot that nobody else held, and a shift by one a
+    permutation of all three."""
+    found = read(left, reference, None)
+    assert (found.shift, found.permuted, found.order) == (shift, False, order)
+    exchanged = read((13, None, 2), (2, 8, 13), None)
+    assert exchanged.permuted and exchanged.order == (2, 1, 0)

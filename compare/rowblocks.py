@@ -15,6 +15,10 @@ from drafttrace.tracer.capture import Ints
 
 MOST_RANKS = 64
 _FITS = 0.9
+# Of the rows that a rule moves at least this share has to be seen; of moved rows a sample is looked up, and so many are
+# enough. Repeats are all known.
+_COVERED, _ENOUGH = 0.5, 20
+_REPEATED = 0.75
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,7 @@ def fit_blocks(place: Ints, source: Ints, count: int, ranks: int = 0) -> Blocks 
     """What the ranks did so that row ``place[i]`` of a pass of ``count`` rows holds the state of row ``source[i]``.
 
     The smallest number of ranks that explains nine of ten rows is told; only the server's own number counts, where it
-    is known.
+    is known: one rank mixes nothing up. A rule that would have moved many more rows than these explains none of them.
     """
     for number in _numbers(place, count, ranks):
         block = -(-count // number)
@@ -63,7 +67,7 @@ def fit_blocks(place: Ints, source: Ints, count: int, ranks: int = 0) -> Blocks 
                 _rule(lambda i, r, b: (i % b) * r + i // b, number, block),
             ),
         )
-        found = _best(place, source, rules, number)
+        found = _best(place, source, rules, number, count, _sampled)
         if found is not None:
             return found
         share = _permuted_blocks(place, source, block)
@@ -80,7 +84,7 @@ def fit_repeated(place: Ints, first: Ints, count: int, ranks: int = 0) -> Blocks
             (_ONE_BLOCK, _rule(lambda i, r, b: i % b, number, block)),
             (_ONCE_PER_RANK, _rule(lambda i, r, b: i // r * r, number, block)),
         )
-        found = _best(place, first, rules, number)
+        found = _best(place, first, rules, number, count, _all_known)
         if found is not None:
             return found
     return None
@@ -88,7 +92,7 @@ def fit_repeated(place: Ints, first: Ints, count: int, ranks: int = 0) -> Blocks
 
 def _numbers(place: Ints, count: int, ranks: int) -> Iterable[int]:
     """The numbers of ranks to try."""
-    if len(place) < 3:
+    if len(place) < 3 or ranks == 1:
         return ()
     return (ranks,) if ranks > 1 else range(2, min(MOST_RANKS, count // 2) + 1)
 
@@ -97,19 +101,39 @@ def _rule(formula: Callable[[Ints, int, int], Ints], ranks: int, block: int) -> 
     return lambda place: formula(place, ranks, block)
 
 
-def _best(place: Ints, source: Ints, rules: Iterable[tuple[str, Rule]], ranks: int) -> Blocks | None:
+def _best(
+    place: Ints,
+    source: Ints,
+    rules: Iterable[tuple[str, Rule]],
+    ranks: int,
+    count: int,
+    seen: Callable[[Ints, int], bool],
+) -> Blocks | None:
+    everywhere = np.arange(count)
     for kind, rule in rules:
         share = float((rule(place) == source).mean())
-        if share >= _FITS:
+        if share >= _FITS and seen(place, int((rule(everywhere) != everywhere).sum())):
             return Blocks(kind, ranks, share)
     return None
 
 
+def _sampled(place: Ints, moved: int) -> bool:
+    """Whether enough of the rows that a rule moves were seen to be moved."""
+    return len(np.unique(place)) >= _COVERED * min(moved, _ENOUGH)
+
+
+def _all_known(place: Ints, moved: int) -> bool:
+    return len(np.unique(place)) >= _REPEATED * moved
+
+
 def _permuted_blocks(place: Ints, source: Ints, block: int) -> float:
-    """The share of rows that whole blocks in another order explain."""
+    """The share of rows that whole blocks in another order explain: those that moved away stand in each other's place."""
     fits = 0
     taken: set[int] = set()
-    for number in np.unique(place // block):
+    homes = np.unique(place // block)
+    if not _sampled(place, len(homes) * block):
+        return 0.0
+    for number in homes:
         here = place // block == number
         inside = source[here] % block == place[here] % block
         blocks, counts = np.unique((source[here] // block)[inside], return_counts=True)
@@ -119,4 +143,5 @@ def _permuted_blocks(place: Ints, source: Ints, block: int) -> float:
         if best not in taken:
             taken.add(best)
             fits += int(counts.max())
-    return fits / len(place)
+    exchanged = len(taken & set(homes.tolist())) >= _COVERED * len(taken)
+    return fits / len(place) if exchanged else 0.0

@@ -96,6 +96,9 @@ def left_out_of(source: Sample, layout: str) -> Iterator[str]:
     )  # the others have a place for one, and need it
     if layout in _BEFORE_NORM and last is not None and kept and before_norm(source) is not None:
         yield f"the last state '{last.name}': {boundary_name(source.layers)}, which it is after the final norm, is stored"
+    scaled = [slot.name for slot in source.capture.slots if slot.rows.scale(0, 1) is not None]
+    if scaled:
+        yield f"the fp8 form of {', '.join(scaled)} with its scales: stored as fp32, in four times the space"
     if not is_trace(source.capture):
         if _spare(source):
             yield f"{_spare(source)} rows that are padding, rejected or computed twice"

@@ -61,7 +61,7 @@ def render(found: Inspection, console: Console) -> None:
             )
     for note in found.notes:
         line("note", note)
-    if not found.checks and found.states and not found.draft_tensors:
+    if found.target is None and found.states and not found.draft_tensors and not found.checks:
         line("hint", "--target DIR checks by value: embedding slot, norm and place of the last state, token shift")
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from drafttrace.tracer.assumed_checks import default_refuted, judged
-from drafttrace.tracer.boundary import boundary_name
+from drafttrace.tracer.boundary import boundary_name, wiring_name
 from drafttrace.tracer.capture import Accepted, Capture, Norm, Phase, Slot
 from drafttrace.tracer.declared_checks import contradictions, declared_checks
 from drafttrace.tracer.dumps.build import UncutRows, assumed_wiring
@@ -271,7 +271,9 @@ def _states(capture: Capture, checks: list[Check]) -> list[StateView]:
         told = boundary is not None or role != "slot"
         is_embedding = boundary == 0 or probably.startswith("B0") or (False if told else None)
         statistics = _statistics(capture, tap, rows, is_embedding, whole)
-        judgement = judged(source, name, boundary, role == "last", checks)
+        judgement = judged(source, name, boundary, role == "last", checks) + (
+            _other_backend(source, capture, checks) if role == "slot" and boundary is None else ""
+        )
         return StateView(role, name, rows.shape, rows.dtype.value, boundary, judgement, norm, statistics, probably)
 
     views = [
@@ -322,6 +324,18 @@ def _backends(usual: int, capture: Capture, checks: list[Check]) -> list[int]:
     norms = [str(check.evidence["found"]) for check in checks if check.id == "last-norm"]
     norm = norms[0] if norms and norms[0] != Norm.UNKNOWN else str(capture.last.norm)
     return {str(Norm.PRE): [usual - 1], str(Norm.POST): [usual]}.get(norm, [usual, usual - 1])
+
+
+def _other_backend(source: str, capture: Capture, checks: list[Check]) -> str:
+    """What the last state says of a default that the source names: which backend stored it, as :func:`_backends`."""
+    default = assumed_wiring(source)
+    if default is None or default_refuted(source, checks):
+        return ""
+    found = [_backends(k, capture, checks) for k in default]
+    if any(k in likely for k, likely in zip(default, found, strict=True)):
+        return ""
+    named = wiring_name([likely[0] for likely in found])
+    return f"; the last state before the norm is that of the vLLM backend, which stored {named}"
 
 
 def _last(name: str, checks: list[Check]) -> str:

@@ -176,7 +176,7 @@ def _is_last(
 ) -> Check:
     """Whether the state can be the last one: the target's head reads it, and no slot better than it.
 
-    A state one or two layers early still reads well, so a pass here is no proof; only a reference run is.
+    A state a few layers early still reads well, so a pass here is no proof; only a reference run is.
     """
     guessing, loss = loss_of_guessing(target), last.best
     place = _offset_of_depth(last, slots, guessing)
@@ -218,8 +218,8 @@ def _is_last(
         )
         return Check("last-is-last", name, "undecided", summary, evidence)
     summary = (
-        f"{name} reads like a last state: next-token loss {loss:.2f}, guessing {guessing:.2f}. A state one or two layers "
-        "early could too; a reference run tells."
+        f"{name} reads like a last state: next-token loss {loss:.2f}, guessing {guessing:.2f}. A state a few layers early "
+        "could too; a reference run tells."
     )
     return Check("last-is-last", name, "consistent", summary, evidence)
 

@@ -49,9 +49,25 @@ def check_values(capture: Capture, target: TargetWeights) -> list[Check]:
     checks.extend(_vocabulary(capture, ids, target))
     for state in fitting:
         checks.extend(embedding_checks(state, ids, target))
+    checks.extend(_no_embedding(fitting, checks, ids, target))
     checks.extend(assumed_checks(capture, checks))
     checks.extend(last_state_checks(capture, fitting, ids, target))
     return checks
+
+
+def _no_embedding(
+    states: list[CheckedState], checks: list[Check], tokens: Ints, target: TargetWeights
+) -> list[Check]:
+    """That the embedding was looked for and is not there."""
+    slots = [state for state in states if not state.is_last]
+    if not slots or not target.inside(tokens).any() or any(check.id == "embedding" for check in checks):
+        return []
+    summary = (
+        f"None of the {len(slots)} slots is B0, the embedding."
+        if len(slots) > 1
+        else (f"{slots[0].name} is not B0, the embedding.")
+    )
+    return [Check("embedding", "slots", "consistent", summary, {"slots": len(slots)})]
 
 
 def _logits(capture: Capture, target: TargetWeights) -> list[Check]:

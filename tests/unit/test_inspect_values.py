@@ -61,6 +61,7 @@ def verdicts(found: Inspection) -> dict[tuple[str, str], str]:
 def test_a_right_dump_has_nothing_against_it(sample: Sample, tmp_path: Path) -> None:
     found = v1(tmp_path, sample, [sample.b2, sample.b8, sample.b13, sample.last_pre], [1, 7, 12, 15])
     assert verdicts(found) == {
+        ("embedding", "slots"): "consistent",
         ("last-norm", "hidden_states[3]"): "confirmed",
         ("last-is-last", "hidden_states[3]"): "consistent",
         ("token-shift", "hidden_states[3]"): "confirmed",
@@ -357,3 +358,19 @@ def test_the_evidence_that_decides_the_norm_is_what_is_printed(sample: Sample, t
     before = v1(tmp_path, sample, [sample.b2, sample.b8, sample.b13, sample.last_pre], [1, 7, 12, 15])
     check = next(check for check in before.checks if check.id == "last-norm")
     assert "next-token loss" in check.summary and "size" not in check.summary
+
+
+def test_a_dump_without_an_embedding_says_that_it_was_looked_for(sample: Sample, tmp_path: Path) -> None:
+    """The hint to give --target was printed although it was given."""
+    from rich.console import Console
+
+    from drafttrace.tracer.inspect_render import render
+
+    states = {"aux_hidden_state": torch.cat([sample.b2, sample.b8, sample.b13], -1)[None], "hidden_state": None}
+    torch.save({"input_ids": sample.tokens, **states}, tmp_path / "data_0.ckpt")
+    console = Console(record=True, width=200)
+    render(inspect_capture(str(tmp_path / "data_0.ckpt"), target=TARGET), console)
+    told = console.export_text()
+    assert "None of the 3 slots is B0, the embedding." in told and "hint" not in told
+    render(inspect_capture(str(tmp_path / "data_0.ckpt")), console)
+    assert "--target DIR checks by value" in console.export_text()

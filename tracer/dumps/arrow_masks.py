@@ -6,7 +6,7 @@ pyarrow is optional. Without it the states can still be compared; only the mask 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -31,19 +31,34 @@ def mask_for(sample: Path, tokens: Ints) -> tuple[Ints | None, Path | None, str]
     if folder is None:
         return None, None, "no loss mask: no Arrow table stands beside the file"
     try:
-        import pyarrow as pa
+        import pyarrow  # noqa: F401 - whether it is there
     except ImportError:
         return None, folder, "no loss mask: it lies in the Arrow table, and pyarrow is not installed"
-    try:
-        number = _NUMBER.search(sample.stem)
-        mask, where = _find(folder, tokens, int(number[1]) if number else -1)
-    except (pa.ArrowException, DrafttraceError, OSError, KeyError, ValueError, TypeError) as error:
-        return None, folder, f"no loss mask: the Arrow table cannot be read ({type(error).__name__})"
-    if mask is None:
-        return None, folder, "no loss mask: no row of the Arrow table has the token ids of this file"
+    number = _NUMBER.search(sample.stem)
     expected = int(number[1]) if number else -1
+    try:
+        found, unread = _find(folder, tokens, expected)
+    except (DrafttraceError, OSError) as error:
+        return None, folder, f"no loss mask: the Arrow table cannot be read ({error})"
+    said = f" ({', '.join(f'{name} cannot be read: {why}' for name, why in unread.items())})" if unread else ""
+    if not found:
+        if unread:
+            return (
+                None,
+                folder,
+                f"no loss mask: no readable row of the Arrow table has the token ids of this file{said}",
+            )
+        return None, folder, "no loss mask: no row of the Arrow table has the token ids of this file"
+    if any(not np.array_equal(mask, found[0][0]) for mask, _where in found):
+        rows = ", ".join(str(where) for _mask, where in found[:5]) + (", ..." if len(found) > 5 else "")
+        return (
+            None,
+            folder,
+            f"no loss mask: rows {rows} of the Arrow table have these token ids, and different masks",
+        )
+    mask, where = found[0]
     note = "" if where == expected else f"the Arrow row with these token ids is {where}, not {expected}"
-    return mask, folder, note
+    return mask, folder, note + (said if note else "")
 
 
 def _arrow_files(folder: Path) -> tuple[Path, ...]:
@@ -56,30 +71,67 @@ def _listed(folder: Path, _modified: int) -> tuple[Path, ...]:
     return tuple(sorted(folder.glob("*.arrow")))
 
 
-def _find(folder: Path, tokens: Ints, number: int) -> tuple[Ints | None, int]:
-    """The mask and number of the row with these tokens. Batches are read one by one, that of row ``number`` first."""
-    batches = _table(folder)
-    starts = np.concatenate([[0], np.cumsum([batch.rows for batch in batches])]).tolist()
-    if 0 <= number < starts[-1]:
-        part = int(np.searchsorted(starts, number, side="right")) - 1
-        found = _mask_in(batches[part], tokens, [number - starts[part]])
-        if found is not None:
-            return found[0], number
-    for part, batch in enumerate(batches):
-        found = _mask_in(batch, tokens, range(batch.rows))
-        if found is not None:
-            return found[0], starts[part] + found[1]
-    return None, -1
+def _find(folder: Path, tokens: Ints, number: int) -> tuple[list[tuple[Ints, int]], dict[str, str]]:
+    """Mask and number of every row with these tokens, of row ``number`` alone where it is one; and the files that cannot
+    be read, with why. Batches are read one by one, that of row ``number`` first. After a file whose rows nobody can count
+    the numbers are unknown: no row is taken by its number there."""
+    unread: dict[str, str] = {}
+    batches: list[tuple[Batch, int, Path]] = []
+    start = 0
+    for path in _arrow_files(folder):
+        held = _readable(path, unread)
+        if path.name in unread:
+            start = _UNCOUNTED if not held else start
+        for batch in held:
+            batches.append((batch, start, path))
+            start += batch.rows
+    found: list[tuple[Ints, int]] = []
+    for batch, start, path in batches:
+        if start <= number < start + batch.rows:
+            found = _masks_in(batch, tokens, [number - start], start, path, unread)
+    if found:
+        return found, unread
+    for batch, start, path in batches:
+        if path.name not in unread:
+            found += _masks_in(batch, tokens, range(batch.rows), start, path, unread)
+    return found, unread
 
 
-def _mask_in(batch: Batch, tokens: Ints, rows: Iterable[int]) -> tuple[Ints, int] | None:
+# Where the numbers begin after a file whose rows cannot be counted: no sample has one so high.
+_UNCOUNTED = 1 << 40
+
+
+def _readable(path: Path, unread: dict[str, str]) -> list[Batch]:
+    """The batches of one file; none, and why, where it is damaged: the others are of use all the same."""
+    try:
+        stat = path.stat()
+        return _batches(str(path), stat.st_size, stat.st_mtime_ns)
+    except (DrafttraceError, OSError, ValueError) as error:
+        unread[path.name] = str(error).rstrip(".") or type(error).__name__
+        return []
+
+
+def _masks_in(
+    batch: Batch, tokens: Ints, rows: Iterable[int], start: int, path: Path, unread: dict[str, str]
+) -> list[tuple[Ints, int]]:
+    import pyarrow as pa
+
+    try:
+        return [(mask, start + row) for mask, row in _mask_in(batch, tokens, rows)]
+    except KeyError:
+        unread[path.name] = "it has no columns input_ids and loss_mask"
+    except (pa.ArrowException, DrafttraceError, OSError, ValueError, TypeError) as error:
+        unread[path.name] = str(error).strip().split("\n")[0][:100].rstrip(".") or type(error).__name__
+    return []
+
+
+def _mask_in(batch: Batch, tokens: Ints, rows: Iterable[int]) -> Iterator[tuple[Ints, int]]:
     columns = _columns(batch)
     ids, masks = columns.column("input_ids"), columns.column("loss_mask")
     for row in rows:
         held = ids[row].values
         if held is not None and len(held) == len(tokens) and np.array_equal(_numbers(held), tokens):
-            return _numbers(masks[row].values).astype(np.int64), row
-    return None
+            yield _numbers(masks[row].values).astype(np.int64), row
 
 
 @lru_cache(maxsize=2)
@@ -101,13 +153,7 @@ def _numbers(values: Any) -> npt.NDArray[Any]:
     return flat[values.offset : values.offset + len(values)]
 
 
-def _table(folder: Path) -> list[Batch]:
-    """The record batches of every ``*.arrow`` of the folder; nothing of their content is read yet."""
-    files = _arrow_files(folder)
-    stamps = tuple((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files)
-    return _batches(stamps)
-
-
-@lru_cache(maxsize=4)
-def _batches(stamps: tuple[tuple[str, int, int], ...]) -> list[Batch]:
-    return [batch for name, _size, _modified in stamps for batch in batches_of(Path(name))]
+@lru_cache(maxsize=1024)
+def _batches(path: str, _size: int, _modified: int) -> list[Batch]:
+    """The record batches of a file; nothing of their content is read yet."""
+    return batches_of(Path(path))

@@ -57,9 +57,11 @@ def unbatched(tensor: Tensor, name: str, path: Path, ndim: int) -> Tensor:
     while found.ndim > ndim and found.shape[0] == 1:
         found = found.pick(0, 0)
     if found.ndim != ndim:
+        remedy = "dump one sample per file."
+        if tensor.ndim - ndim == 1 and tensor.float_kind is not None:
+            remedy = f"dump one sample per file, or, if its axes are rows and slots, name it with --slots {name} --tokens."
         raise UnreadableFile(
-            f"The field '{name}' of '{path}' has the shape {list(tensor.shape)} where {ndim} axes are expected; "
-            "dump one sample per file."
+            f"The field '{name}' of '{path}' has the shape {list(tensor.shape)} where {ndim} axes are expected; {remedy}"
         )
     return found
 

@@ -17,6 +17,7 @@ from drafttrace.tracer.dumps.folder_files import (
     SUFFIXES,
     data_files,
     every_file,
+    is_folder,
     natural,
     others_than,
     sample_files,
@@ -140,17 +141,7 @@ class Collection:
 def open_collection(path: Path, format_id: str | None = None, request: Request | None = None) -> Collection:
     """Find out what ``path`` holds. Raises UnreadableFile, or UnknownFormat where it is nothing or more than one."""
     asked = request or Request()
-    try:
-        is_folder = path.is_dir()
-        if not is_folder and not path.is_file():
-            if path.exists():
-                raise UnreadableFile(
-                    f"'{path}' is a device or pipe and no file; copy what it gives into a file first."
-                )
-            raise UnreadableFile(f"There is no file or folder '{path}'; check the path.")
-    except OSError as error:
-        raise UnreadableFile(f"The path '{path}' cannot be followed ({error.strerror}); check the link.") from None
-    if is_folder:
+    if is_folder(path):
         return _open_folder(path, format_id, asked)
     if format_id is not None:
         _refuse_folder_format(path, format_id)

@@ -18,6 +18,27 @@ _UNREAD = (".pkl", ".pickle", ".npy", ".json.gz", ".parquet", ".zst")
 _MAYBE_TRACES = (".h5", ".hdf5")
 
 
+def is_folder(path: Path) -> bool:
+    """Whether a path is a folder that may be read, or a file. Raises UnreadableFile for what is neither."""
+    try:
+        if path.is_dir():
+            with os.scandir(path):
+                return True
+        if path.is_file():
+            return False
+        if path.exists():
+            raise UnreadableFile(f"'{path}' is a device or pipe and no file; copy what it gives into a file first.")
+        if path.is_symlink():
+            raise UnreadableFile(
+                f"'{path}' is a link to '{os.readlink(path)}', and nothing is behind it; check the link."
+            )
+        raise UnreadableFile(f"There is no file or folder '{path}'; check the path.")
+    except PermissionError as error:
+        raise UnreadableFile(f"'{path}' cannot be read ({error.strerror}); check its permissions.") from None
+    except OSError as error:
+        raise UnreadableFile(f"The path '{path}' cannot be followed ({error.strerror}); check the link.") from None
+
+
 def sample_files(folder: Path) -> list[Path]:
     """Every file below a folder that could be a sample, in natural order; links to folders are followed once."""
     return _samples_among(folder, data_files(folder)[0])

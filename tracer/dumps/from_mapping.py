@@ -197,10 +197,19 @@ def _pick(document: Document, name: str, index: int) -> Any:
     return value[index] if isinstance(value, list) else value.pick(1, index % size)
 
 
+def _paths(value: dict[Any, Any], depth: int = 3) -> list[str]:
+    """The names of fields as a user gives them, also of those in groups."""
+    found: list[str] = []
+    for key, item in value.items():
+        inner = _paths(item, depth - 1) if isinstance(item, dict) and item and depth else []
+        found += [f"{str(key)[:40]}/{name}" for name in inner] or [str(key)[:40]]
+    return found
+
+
 def _names(value: Any) -> str:
     if not isinstance(value, dict):
         return f"a {type(value).__name__}"
-    names = sorted(str(key)[:40] for key in value)
+    names = sorted(_paths(value))
     return ", ".join(repr(name) for name in names[:12]) + (", ..." if len(names) > 12 else "")
 
 

@@ -89,8 +89,18 @@ def _read_current(document: Document, layout: str, why: str, request: Request) -
         mask=mask,
         mask_offset=1,
         about={"arrow": str(arrow) if arrow is not None else None},
-        notes=(note,) if note else (),
+        notes=(*([note] if note else []), *_one_short(len(parts))),
     )
+
+
+def _one_short(count: int) -> list[str]:
+    """What may be wrong with a stack of three entries."""
+    if count != 3:
+        return []
+    return [
+        "3 entries, where EAGLE-3 has three slots and the last state: --no-include-last-layer leaves that one out, and the "
+        "third slot stands in its place"
+    ]
 
 
 def _scales(document: Document, states: Tensor) -> Floats | None:

@@ -37,14 +37,28 @@ def read_hdf5(path: Path) -> dict[str, Any]:
 
 
 def field_names(path: Path) -> list[str]:
-    """The names on the top level of an HDF5 file, groups with a ``/``. Raises UnreadableFile as :func:`read_hdf5`."""
+    """The names of an HDF5 file's fields as a user gives them, ``a/b`` in a group. Raises UnreadableFile as
+    :func:`read_hdf5` does."""
     import h5py
 
     try:
         with h5py.File(path, "r") as file:
-            return [f"{name}/" if isinstance(file.get(name), h5py.Group) else str(name) for name in file]
+            return [path for name in file for path in _below(file, name)]
     except _DAMAGE as error:
         raise _unreadable(path, error) from None
+
+
+def _below(group: Any, name: str, depth: int = 3) -> list[str]:
+    """The names below ``name``; itself where it is no group, or an empty one, or too deep."""
+    import h5py
+
+    item = group.get(name)
+    inner = (
+        [path for k in item for path in _below(item, k, depth - 1)]
+        if isinstance(item, h5py.Group) and depth
+        else []
+    )
+    return [f"{name}/{path}" for path in inner[:64]] or [f"{name}/" if isinstance(item, h5py.Group) else str(name)]
 
 
 class _Opened:

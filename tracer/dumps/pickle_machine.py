@@ -67,6 +67,8 @@ class PickleMachine:
             return self._run()
         except BadPickle:
             raise
+        except MemoryError:  # a length of a damaged file
+            raise BadPickle("its pickle claims more bytes than there is memory for") from None
         except (ValueError, TypeError, IndexError, KeyError, OverflowError, struct.error, AttributeError) as error:
             raise BadPickle(f"its pickle is damaged ({type(error).__name__})") from None
 

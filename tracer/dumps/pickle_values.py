@@ -143,6 +143,13 @@ def _parameter(tensor: Any, *_rest: Any) -> Any:
     return tensor
 
 
+def _from_type(function: Any, _kind: Any, arguments: Any, *_state: Any) -> Any:
+    """A tensor of a class of its own, as a buffer of a module is: one of this module's functions makes the plain one."""
+    if not callable(function) or not isinstance(arguments, tuple):
+        raise BadPickle("a tensor is written in an unknown way")
+    return function(*arguments)
+
+
 def checked_key(key: Any) -> Any:
     """A dict's key, if it is one plain value: hashing nested tuples that share their parts can take for ever."""
     if key is not None and not isinstance(key, str | int | float | bytes):
@@ -172,6 +179,11 @@ def _encode(text: Any, encoding: Any = "latin1") -> bytes:
 
 def _device(*parts: Any) -> str:
     return ":".join(str(part) for part in parts if isinstance(part, str | int))
+
+
+def _side_value(*_parts: Any) -> Any:
+    """What torch, too, loads without running code, and no state or token is made of: it stands beside them."""
+    return None
 
 
 class NumpyArray:
@@ -246,9 +258,16 @@ def _globals() -> dict[str, Any]:
         "torch.Size": _size,
         "torch.device": _device,
         "_codecs.encode": _encode,
+        "torch.nn.parameter.Buffer": _parameter,
+        "torch._tensor._rebuild_from_type_v2": _from_type,
+        "torch.Tensor": "torch.Tensor",  # the class that the former names, to no effect
+        "collections.Counter": _side_value,
+        "collections.defaultdict": _side_value,
         "numpy.ndarray": NumpyArray,
         "numpy.dtype": NumpyType,
     }
+    for module in ("builtins", "__builtin__"):
+        table |= {f"{module}.{name}": _side_value for name in ("set", "frozenset", "complex", "bytearray")}
     for core in ("numpy.core", "numpy._core"):
         table[f"{core}.multiarray._reconstruct"] = lambda *_rest: NumpyArray()
         table[f"{core}.multiarray.scalar"] = _numpy_scalar

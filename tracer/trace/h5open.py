@@ -53,10 +53,10 @@ class TraceFile:
                 if found.external or found.is_virtual or found.file.filename != self.file.filename:
                     raise UnreadableFile(
                         f"{self.path} keeps /{name} in another file, and drafttrace follows no path that a file names; "
-                        "record the request again"
+                        "record the request again."
                     )
                 return found
-        raise UnreadableFile(f"{self.path} is not whole: /{name} is missing; record the request again")
+        raise UnreadableFile(f"{self.path} is not whole: /{name} is missing; record the request again.")
 
     def refuse_cut_off(self, dataset: h5py.Dataset, row_bytes: int, count: int) -> None:
         """Raise UnreadableFile where the first ``count`` rows of a dataset are not inside the file.
@@ -77,7 +77,7 @@ class TraceFile:
         if end > size:
             raise UnreadableFile(
                 f"{self.path} is cut off: {dataset.name} reaches to byte {end} of {size}; copy it again from where it was "
-                "made"
+                "made."
             )
 
     @contextlib.contextmanager
@@ -92,14 +92,14 @@ class TraceFile:
         except _DAMAGE as error:
             self._check_size()
             raise UnreadableFile(
-                f"{self.path} is damaged: {what} cannot be read ({_cause(error)}); record the request again"
+                f"{self.path} is damaged: {what} cannot be read ({_cause(error)}); record the request again."
             ) from error
 
     def _check_size(self) -> None:
         size = os.fstat(self._descriptor).st_size
         if size < self._size:
             raise UnreadableFile(
-                f"{self.path} was cut off while it was read: it has {size} bytes of {self._size}; copy it again"
+                f"{self.path} was cut off while it was read: it has {size} bytes of {self._size}; copy it again."
             )
 
 
@@ -171,7 +171,7 @@ def _open_hdf5(path: Path) -> TraceFile:
         except _DAMAGE as error:
             problem = error
     raise UnreadableFile(
-        f"{path} is a damaged HDF5 file ({_cause(problem)}); record the request again"
+        f"{path} is a damaged HDF5 file ({_cause(problem)}); record the request again."
     ) from problem
 
 
@@ -180,16 +180,18 @@ def _superblock(path: Path) -> Superblock:
         block = read_superblock(path)
         size = path.stat().st_size
     except OSError as error:
-        raise UnreadableFile(f"{path} cannot be opened ({os.strerror(error.errno or 0)}); check the path") from None
+        raise UnreadableFile(
+            f"{path} cannot be opened ({os.strerror(error.errno or 0)}); check the path."
+        ) from None
     if block is None:
         if size == 0:
-            raise UnreadableFile(f"{path} is empty, as its writer ended before it began; record the request again")
+            raise UnreadableFile(f"{path} is empty, as its writer ended before it began; record the request again.")
         if size < 96 and _starts_like_hdf5(path):
-            raise UnreadableFile(f"{path} is cut off after {size} bytes; copy or record it again")
-        raise UnknownFormat(f"{path} is no HDF5 file; give a trace that drafttrace recorded")
+            raise UnreadableFile(f"{path} is cut off after {size} bytes; copy or record it again.")
+        raise UnknownFormat(f"{path} is no HDF5 file; give a trace that drafttrace recorded.")
     if block.cut_off:
         raise UnreadableFile(
-            f"{path} is cut off: it has {block.size} bytes where {block.end} were written; copy it again"
+            f"{path} is cut off: it has {block.size} bytes where {block.end} were written; copy it again."
         )
     return block
 
@@ -220,20 +222,22 @@ def _check_format(opened: TraceFile) -> None:
     if not name and not opened.closed_properly:
         raise UnreadableFile(
             f"{opened.path} was not closed by its writer and does not say what it is: it is cut off, or the writer "
-            "died at once; record the request again"
+            "died at once; record the request again."
         )
     if name != schema.FORMAT:
         raise UnknownFormat(
             f"{opened.path} is an HDF5 file but no drafttrace trace (it says format '{name}'); "
-            "give a trace or a training dump"
+            "give a trace or a training dump."
         )
     if version > schema.FORMAT_VERSION:
         raise UnknownFormat(
             f"{opened.path} has format version {version}, this drafttrace reads up to {schema.FORMAT_VERSION}; "
-            "update drafttrace"
+            "update drafttrace."
         )
     if version < 1:
-        raise UnreadableFile(f"{opened.path} is damaged: its format version is {version}; record the request again")
+        raise UnreadableFile(
+            f"{opened.path} is damaged: its format version is {version}; record the request again."
+        )
 
 
 def _cause(error: BaseException | None) -> str:

@@ -107,7 +107,7 @@ class StoredSums:
         if len(differs):
             raise UnreadableFile(
                 f"{self.trace.path} is damaged: row {start + int(differs[0])} of /{self.side}/{name} is not what was "
-                "written (its checksum differs); copy it again from where it was made, or record the request again"
+                "written (its checksum differs); copy it again from where it was made, or record the request again."
             )
 
 

@@ -103,7 +103,7 @@ def serve_and_diff(
     with CpuServer(args, out / f"server-{name}.log", launcher=launcher) as server:
         say(f"$ {server_line(args, trace_dir, server.port)}")
         say(f"  up after {server.start_seconds:.0f} s; log in {server.log_path}")
-        length = accept_length(server, pair.prompts(PROMPTS))
+        length = round(accept_length(server, pair.prompts(PROMPTS)), 3)  # as summary.json keeps it
         say(f"  accept length over {PROMPTS} prompts: {length:.2f}")
         run("record", "--url", server.url, "--from-dump", dump, "-o", trace, "--force", expect=0)
     reports = ["--json", out / f"{name}.json"]

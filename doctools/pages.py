@@ -183,8 +183,8 @@ def trace_format() -> Iterator[str]:
     yield from (
         "/                  attributes: format, format_version, complete, incomplete_reason, created_utc, tool_version,",
         "                   request_id, NX_class, default",
-        "/about/*           JSON texts: environment, server_args, target_config, draft_config, wiring, request, weights,",
-        "                   layout",
+        "/about/*           JSON: environment, server_args, target_config, draft_config, wiring, request, weights, layout;",
+        "                   each an array of pieces of 128 bytes, the text being their concatenation",
         "/tokens            ids (prompt and output), prompt_length",
         "/target/rows       one record per recorded row",
         "/target/aux/{i}    [rows, H] slot i, as the target hands it over",

@@ -425,7 +425,7 @@ def test_a_low_accept_length_over_few_rounds_is_no_fault() -> None:
 
 
 def test_an_accept_length_of_1_2_without_an_expected_one_is_no_fault_however_long() -> None:
-    """Text unlike the draft's training: German 1.23, a hex dump 1.20, on a server that is wired right."""
+    """Text unlike the draft's training, on a server that is wired right: emoji 1.23 (pairs/smol/accept_length.json)."""
     left = with_draft(trace(), fc_input(trace()), [1, 1, 1, 1, 2] * 100)
     assert faults_in(diff(left, dumped(NOISY, BASE))) == []
     # What training promised says more.

@@ -18,6 +18,7 @@ pytest.importorskip("sglang_cpu")
 
 
 from sglang_cpu import CpuServer, ServerDied, ServerTimeout, cpu_args, cpu_env
+from sglang_cpu.__main__ import completed
 
 # Answers /health, echoes POST bodies, dies on /die; writes the process id of a child that would outlive it.
 FAKE = """
@@ -194,3 +195,29 @@ def test_environment() -> None:
     assert env["SGLANG_USE_CPU_ENGINE"] == "1"
     assert env["OMP_NUM_THREADS"] == "2"
     assert len(env["SGLANG_CPU_OMP_THREADS_BIND"].split("|")) == 3
+
+
+def test_a_command_is_completed_for_a_cpu_and_what_it_gives_stays() -> None:
+    """The README's serve line ended with "No accelerator" where `make demo` had built the environment."""
+    line = ["drafttrace", "serve", "--", "--model-path", "T", "--speculative-draft-model-path", "D", "--tp-size=2"]
+    made = completed([*line, "--max-total-tokens", "512"])
+    assert made[: len(line) + 2] == [*line, "--max-total-tokens", "512"]
+    added = made[len(line) + 2 :]
+    assert added[added.index("--device") + 1] == "cpu" and "--sleep-on-idle" in added
+    assert "--speculative-num-steps" in added and not {"--tp-size", "--max-total-tokens"} & set(added)
+    assert not any("speculative" in word for word in completed(["x", "--model-path", "T"]))
+    with pytest.raises(ValueError, match="--model-path"):
+        completed(["drafttrace", "serve"])
+
+
+def test_the_module_runs_the_command_in_that_environment(tmp_path: Path) -> None:
+    code = "import os, sys; print(os.environ['SGLANG_USE_CPU_ENGINE'], sys.argv[1:])"
+    command = [sys.executable, "-m", "sglang_cpu", sys.executable, "-c", code, "--model-path", "T"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout.startswith("1 ['--model-path', 'T', '--device', 'cpu'"), done.stderr
+    for wrong, words in (
+        (["true"], "--model-path"),
+        (["no-such-program", "--model-path", "T"], "cannot be started"),
+    ):
+        done = subprocess.run([sys.executable, "-m", "sglang_cpu", *wrong], capture_output=True, text=True)
+        assert done.returncode == 1 and words in done.stderr and "Traceback" not in done.stderr

@@ -46,7 +46,7 @@ class RowIds:
             token_id=np.where(known >= 0, known, tokens),
             phase=left.table.phase[rows],
             round=left.table.round[rows],
-            drafted=_drafted(left)[rows],
+            drafted=drafted_rows(left)[rows],
         )
 
     def at(self, keep: Bools) -> RowIds:
@@ -54,7 +54,7 @@ class RowIds:
         return RowIds(*(getattr(self, f.name)[keep] for f in fields(self)))
 
 
-def _drafted(left: Capture) -> Bools:
+def drafted_rows(left: Capture) -> Bools:
     """The rows of verify passes whose token the draft had guessed right; the first one of a pass the target chose."""
     table = left.table
     verified = (table.phase == Phase.VERIFY) & (table.accepted == Accepted.ACCEPTED)

@@ -12,7 +12,7 @@ from drafttrace.compare.remedy import FIELD
 from drafttrace.compare.result import FAULT, NOTE, Finding
 from drafttrace.tracer.boundary import boundary_name, wiring_name
 
-_CAPTURE = (
+CAPTURE = (
     "The config is not at fault: the server names other boundaries than it captures. Look at what captures the slots: a "
     "layer that hands over another one's output, or a buffer that two of them share (compare eager with graphs: "
     "--disable-cuda-graph)."
@@ -50,7 +50,7 @@ def _other_boundaries(slots: Sequence[OwnSlot]) -> Iterator[Finding]:
             slots=[one.slot for one in found],
             confidence=0.97,
             evidence=_evidence(found),
-            remedy=_CAPTURE,
+            remedy=CAPTURE,
         )
 
 
@@ -69,7 +69,7 @@ def _twins(slots: Sequence[OwnSlot]) -> Iterator[Finding]:
         slots=numbers,
         confidence=0.9,
         evidence=_evidence(found),
-        remedy=f"{_CAPTURE} Record a layer sweep (drafttrace record --boundaries all) to see which slot is wrong.",
+        remedy=f"{CAPTURE} Record a layer sweep (drafttrace record --boundaries all) to see which slot is wrong.",
     )
 
 

@@ -53,6 +53,8 @@ class Case:
 
     write returns the path to open. slots: boundaries whose values must stand in the slots, in order. last: "post",
     "pre" (the values of B(n)) or None. declared: the boundaries that the file itself declares, or None.
+    padding: what tells padding from a sample. "mask": id 0 where the loss mask is 0; "attention": the attention mask;
+    "batch": id 0 at position 0. None: no writer pads such a file, and nothing in it could tell.
     """
 
     id: str
@@ -66,6 +68,7 @@ class Case:
     first_token_known: bool = True
     request: Mapping[str, Any] = field(default_factory=dict)
     detectable: bool = True
+    padding: str | None = None
 
 
 def _save(path: Path, value: Any) -> Path:
@@ -388,21 +391,21 @@ def write_npz(root: Path) -> Path:
 
 
 CASES = [
-    Case("SF-EAGLE3", write_sf_eagle3, CANON, "post", "post"),
-    Case("SF-EAGLE3", write_sf_gz, CANON, "post", "post"),
-    Case("SF-D5DE56F7", write_sf_logits, CANON, None),
-    Case("SF-35504D45", write_sf_three, CANON, None, request={"hidden_size": H}),
-    Case("SF-LAST", write_sf_last, (), "post", "post", request={"hidden_size": H}),
-    Case("SF-MTP-FORK", write_sf_fork, (), "post", "post"),
-    Case("SF-DFLASH", write_sf_dflash, (2, 3, 4, 5), None, request={"hidden_size": H}),
-    Case("SF-DSPARK", write_sf_dspark, (2, 3, 4, 5), "post", "post"),
-    Case("SF-ONLINE", write_sf_online, CANON, "post", "post"),
+    Case("SF-EAGLE3", write_sf_eagle3, CANON, "post", "post", padding="mask"),
+    Case("SF-EAGLE3", write_sf_gz, CANON, "post", "post", padding="mask"),
+    Case("SF-D5DE56F7", write_sf_logits, CANON, None, padding="mask"),
+    Case("SF-35504D45", write_sf_three, CANON, None, request={"hidden_size": H}, padding="mask"),
+    Case("SF-LAST", write_sf_last, (), "post", "post", request={"hidden_size": H}, padding="mask"),
+    Case("SF-MTP-FORK", write_sf_fork, (), "post", "post", padding="attention"),
+    Case("SF-DFLASH", write_sf_dflash, (2, 3, 4, 5), None, request={"hidden_size": H}, padding="mask"),
+    Case("SF-DSPARK", write_sf_dspark, (2, 3, 4, 5), "post", "post", padding="mask"),
+    Case("SF-ONLINE", write_sf_online, CANON, "post", "post", padding="attention"),
     Case("DRAFTTRACE", write_drafttrace, CANON, "pre", "pre", declared=CANON, mask_offset=1),
     Case("SPEC-ARROW", write_spec_arrow, CANON, "pre", "pre", mask_offset=1),
     Case("SPEC-FP8", write_spec_fp8, CANON, "pre", "pre", mask_offset=1, has_mask=False),
     Case("VLLM-HS", write_vllm, CANON, "pre", "pre", mask_offset=1, has_mask=False),
-    Case("SPEC-V1", write_spec_v1, (3, 5, 6), "pre", "pre", declared=(3, 5, 6), mask_offset=1),
-    Case("SPEC-V0", write_spec_v0, CANON, "post", "post", mask_offset=1),
+    Case("SPEC-V1", write_spec_v1, (3, 5, 6), "pre", "pre", declared=(3, 5, 6), mask_offset=1, padding="mask"),
+    Case("SPEC-V0", write_spec_v0, CANON, "post", "post", mask_offset=1, padding="mask"),
     Case("EAGLE12-CKPT", write_eagle12, (), "post", "post"),
     Case("BALD-PLAIN", write_bald_plain, (), "post", "post", request={"hidden_size": H}),
     Case("BALD-FUSED", write_bald_fused, CANON, None),
@@ -410,15 +413,24 @@ CASES = [
     Case("MO-PT", write_mo, CANON, "post", "unknown", mask_offset=1),
     Case("MO-PT", write_mo_prenorm, CANON, "pre", "pre", mask_offset=1),
     Case("MO-TRT-RAW", write_mo_raw, CANON, "post", "post", has_mask=False),
-    Case("TS-DEBUG", write_ts_debug, CANON, "post", "unknown"),
-    Case("TS-EVAL", write_ts_eval, CANON, "post", "unknown"),
+    Case("TS-DEBUG", write_ts_debug, CANON, "post", "unknown", padding="attention"),
+    Case("TS-EVAL", write_ts_eval, CANON, "post", "unknown", padding="mask"),
     Case("TS-TESTDUMP", write_ts_test, CANON, "pre", "pre", has_mask=False),
-    Case("TS-ORPHAN", write_ts_orphan, CANON, "post", "unknown"),
-    Case("AS-EAGLE3", write_as_eagle3, CANON, "post", "post"),
-    Case("AS-DFLASH", write_as_dflash, (2, 3, 4, 5), None, request={"hidden_size": H}),
-    Case("AM-EAGLE3", write_am_eagle3, CANON, None, declared=CANON, mask_offset=1, first_token_known=False),
-    Case("AM-DSPARK", write_am_dspark, (0, *CANON), "post", "unknown", declared=(0, *CANON)),
-    Case("SG-PASS", write_sg_pass, CANON, "post", "post", declared=CANON, has_mask=False),
-    Case("SG-DUMPER", write_sg_dumper, CANON, "post", "post", declared=CANON, has_mask=False),
+    Case("TS-ORPHAN", write_ts_orphan, CANON, "post", "unknown", padding="mask"),
+    Case("AS-EAGLE3", write_as_eagle3, CANON, "post", "post", padding="mask"),
+    Case("AS-DFLASH", write_as_dflash, (2, 3, 4, 5), None, request={"hidden_size": H}, padding="attention"),
+    Case(
+        "AM-EAGLE3",
+        write_am_eagle3,
+        CANON,
+        None,
+        declared=CANON,
+        mask_offset=1,
+        first_token_known=False,
+        padding="attention",
+    ),
+    Case("AM-DSPARK", write_am_dspark, (0, *CANON), "post", "unknown", declared=(0, *CANON), padding="mask"),
+    Case("SG-PASS", write_sg_pass, CANON, "post", "post", declared=CANON, has_mask=False, padding="batch"),
+    Case("SG-DUMPER", write_sg_dumper, CANON, "post", "post", declared=CANON, has_mask=False, padding="batch"),
     Case("SG-JSON", write_sg_json, (), "post", "post", has_mask=False),
 ]

@@ -117,15 +117,6 @@ def opened(case: Case, path: Path, sample: int | None = None) -> Capture:
 PADDED = {"TS-DEBUG", "AM-EAGLE3", "AM-DSPARK"}
 WIDE = LENGTH + 3
 
-# What tells padding from a sample. "mask": id 0 where the loss mask is 0; "attention": the attention mask; "batch": id 0
-# at position 0. Of the others no writer pads a file, and nothing in it could tell.
-PADDING = {
-    "SF-EAGLE3": "mask", "SF-D5DE56F7": "mask", "SF-35504D45": "mask", "SF-LAST": "mask", "SF-MTP-FORK": "attention",
-    "SF-DFLASH": "mask", "SF-DSPARK": "mask", "SF-ONLINE": "attention", "SPEC-V1": "mask", "SPEC-V0": "mask",
-    "TS-DEBUG": "attention", "TS-EVAL": "mask", "TS-ORPHAN": "mask", "AS-EAGLE3": "mask", "AS-DFLASH": "attention",
-    "AM-EAGLE3": "attention", "AM-DSPARK": "mask", "SG-PASS": "batch", "SG-DUMPER": "batch",
-}  # fmt: skip
-
 # Axes that the layout's own writer never makes: another layout that means the same (=ID), or the words of the refusal.
 ODD_AXES = {
     ("SF-35504D45", "unbatched"): r"--hidden-size is 16, and 'hidden_state' of .* is 48 wide",
@@ -258,7 +249,7 @@ class Padding:
         if axis is None:
             return tensor
         fill = self.filler if is_state(tensor) else 0
-        if PADDING.get(self.case.id) == "attention" and name == "input_ids":
+        if self.case.padding == "attention" and name == "input_ids":
             fill = 7  # any id will do where the attention mask tells
         wide = tensor.double()
         if self.case.id in PADDED:

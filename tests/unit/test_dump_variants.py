@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from dump_layouts import LENGTH, Case
-from dump_variants import ALL, IDS, MAP, MAPPED, PADDING, TRACE, TRACE_ID, held, is_state, opened, rewrite, row_axis
+from dump_variants import ALL, IDS, MAP, MAPPED, TRACE, TRACE_ID, held, is_state, opened, rewrite, row_axis
 
 from drafttrace.compare.align import plan
 from drafttrace.tracer.capture import Capture
@@ -132,8 +132,8 @@ def test_a_list_of_one_answer_is_read_as_the_answer(tmp_path: Path) -> None:
 
 # --- padded tails --------------------------------------------------------------------------------------------
 
-PADS = [(case, name) for case, name in zip(ALL, IDS, strict=True) if case.id in PADDING]
-BARE = [(case, name) for case, name in zip(ALL, IDS, strict=True) if case.id not in PADDING and case is not TRACE]
+PADS = [(case, name) for case, name in zip(ALL, IDS, strict=True) if case.padding]
+BARE = [(case, name) for case, name in zip(ALL, IDS, strict=True) if not case.padding and case is not TRACE]
 
 
 @pytest.mark.parametrize("filler", [0.0, 300.0])

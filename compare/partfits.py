@@ -9,11 +9,12 @@ import numpy as np
 
 from drafttrace.compare.describe import part_rows
 from drafttrace.compare.explain import stream_facts
-from drafttrace.compare.facts import VALUE, PartFacts
+from drafttrace.compare.facts import VALUE, PartFacts, StreamFacts
 from drafttrace.compare.judge import limits_of
 from drafttrace.compare.locate import Located, distance, locate, neighbour_distances
 from drafttrace.compare.measure import measure_rows
 from drafttrace.compare.measured import MeasuredSlot
+from drafttrace.compare.part_sides import odd_side
 from drafttrace.compare.result import SlotResult
 from drafttrace.compare.rowparts import FoundPart, find_parts
 from drafttrace.compare.sample import MAX_ROWS, MAX_VALUES, Sample, Stream, spread
@@ -89,7 +90,17 @@ def _fit(
         is_reference=_other(sample, theirs, sides.left_slots, thresholds),
         positions=pairs.positions[rows],
         left_rows=pairs.left_rows[rows],
+        odd_side=_odd_side(measured, found, left, right, thresholds),
     )
+
+
+def _odd_side(
+    measured: MeasuredSlot, found: FoundPart, left: StreamFacts, right: StreamFacts, thresholds: Thresholds
+) -> str | None:
+    """The side that differs, where both are explained by each other and no sweep says which of them is right."""
+    if left.explanation is None or right.explanation is None:
+        return None
+    return odd_side(measured, found.rows, part_rows(measured.measures, measured.ids, thresholds).plain)
 
 
 def _sample(measured: MeasuredSlot, rows: Ints, sweep: Sequence[Stream]) -> tuple[Sample, tuple[Stream, ...]]:

@@ -15,11 +15,13 @@ from drafttrace.compare.part_words import part_hint, part_level, part_name
 from drafttrace.compare.result import Finding
 from drafttrace.tracer.boundary import boundary_name
 
+_SIDE = "A sweep over these rows tells which side it is: drafttrace record --boundaries all --boundary-rows N."
+
 
 @dataclass(frozen=True)
 class PartCause:
     """Why the rows of one part differ. side: the one that deviates. text: what they are, behind ``who``. fit: where a
-    transformation explains them."""
+    transformation explains them. unsure: it may as well be the other side that deviates, the other way round."""
 
     fact: PartFacts
     id: str
@@ -28,6 +30,7 @@ class PartCause:
     confidence: float
     evidence: dict[str, Any]
     explanation: Explanation | None = None
+    unsure: bool = False
 
 
 @finder(turn=5)
@@ -78,18 +81,7 @@ def _cause(facts: Facts, fact: PartFacts) -> PartCause | None:
         return _elsewhere(facts, fact)
     explained = [s for s in (ours, theirs) if s.explanation is not None]
     if explained:
-        # The phases are the server's: where one of them is wrong, the server is.
-        best = (
-            ours
-            if fact.part.kind == "phase" and ours.explanation is not None
-            else min(explained, key=lambda s: s.explanation.fit.score if s.explanation else 0.0)
-        )
-        assert best.explanation is not None
-        residual = best.explanation.fit.residual
-        evidence = {"fit": best.explanation.fit.name, "residual": residual}
-        evidence["without_the_fit"] = best.explanation.identity_residual
-        confidence = max(0.4, 0.98 - 2 * residual)
-        return PartCause(fact, finding_id(best), best.side, "", confidence, evidence, best.explanation)
+        return _transformed(fact, explained)
     if fact.own and fact.part.level == "noise":
         side = "left" if ours.index >= 0 else "reference"
         return PartCause(fact, "unexplained", side, "differ, and none of the known causes fits them", 0.5, {})
@@ -100,6 +92,27 @@ def _cause(facts: Facts, fact: PartFacts) -> PartCause | None:
             fact, "wrong-boundary", side, f"hold the rows of {whose} slot {other}", 0.9, {"holds_slot": other}
         )
     return None
+
+
+def _transformed(fact: PartFacts, explained: Sequence[StreamFacts]) -> PartCause:
+    """The transformed side: the one that is unlike the rows beside it, or the only one that a fit explains."""
+    best = min(explained, key=lambda s: s.explanation.fit.score if s.explanation else 0.0)
+    both = len(explained) == 2
+    # The phases are the server's: where one of them is wrong, the server is.
+    told = "left" if fact.part.kind == "phase" else fact.odd_side
+    if both and told is not None:
+        best = next(s for s in explained if s.side == told)
+    elif both and explained[0].explanation and explained[1].explanation:
+        same = explained[0].explanation.fit.name == explained[1].explanation.fit.name
+        best = explained[0] if same else best
+    assert best.explanation is not None
+    fit = best.explanation.fit
+    evidence = {"fit": fit.name, "residual": fit.residual, "without_the_fit": best.explanation.identity_residual}
+    unsure = both and told is None
+    if unsure:
+        evidence["side_known"] = False
+    confidence = max(0.4, 0.98 - 2 * fit.residual)
+    return PartCause(fact, finding_id(best), best.side, "", confidence, evidence, best.explanation, unsure)
 
 
 def _exchanged(facts: Facts, fact: PartFacts) -> PartCause | None:
@@ -166,6 +179,9 @@ def _told(facts: Facts, causes: Sequence[PartCause]) -> Finding:
         members = [(c.fact.slot, c.explanation) for c in causes if c.explanation is not None]
         text, remedy = text_of(first.id, who, members, facts, one=False)
         text = text.removesuffix(".")
+        if any(cause.unsure for cause in causes):
+            text += ", or the other side's the other way round: the rows do not show which of the sides is wrong"
+            remedy += f" {_SIDE}"
     else:
         texts = [cause.text for cause in causes]
         text = f"{who} " + (

@@ -105,6 +105,8 @@ def diff(
     ``--expected`` takes it. others: traces of other requests to the same server (or folders of them), to find rows that
     belong to those. rank_traces: the same request on the other ranks.
 
+    A training dump given as ``left`` of a server's recording is exchanged with it, and ``result.left.notes`` says so.
+
     The result says what was measured (``result.slots``), which causes hold (``result.findings``, those that explain most
     first) and a verdict: match, noise, mismatch or incomparable. Raises NothingToCompare where the two cannot
     belong together, and what :func:`open` raises.
@@ -112,8 +114,12 @@ def diff(
     from drafttrace.compare.diff import diff as compare
     from drafttrace.tracer.beside import gather
     from drafttrace.tracer.decoding import decoder, tokenizer_folder
+    from drafttrace.tracer.exchanged_sides import are_exchanged, told
 
-    ours, theirs = _sides(left, reference)
+    exchanged = reference is not None and are_exchanged(left, reference)
+    ours, theirs = _sides(reference, left) if exchanged and reference is not None else _sides(left, reference)
+    if exchanged and theirs is not None:
+        ours = told(ours, theirs)
     folder = tokenizer_folder(None if tokenizer is None else Path(tokenizer), ours, theirs)
     floor = _noise(noise)
     beside = gather(

@@ -48,6 +48,8 @@ def compare_paths(
 ) -> Result:
     """Open both sides and compare them; ``reference`` None looks inside the left trace alone.
 
+    A training dump on the left of a server's recording is exchanged with it, and a note says so.
+
     mapping, request: what the reference does not say of itself, or the left side where there is no reference; whose
     fields they are with one is said at :func:`drafttrace.tracer.open_two.open_two`.
     rank_traces, others, expected: see :func:`drafttrace.tracer.beside.gather`. Raises DrafttraceError for a
@@ -58,6 +60,7 @@ def compare_paths(
     from drafttrace.compare.thresholds import DEFAULT
     from drafttrace.tracer.beside import gather
     from drafttrace.tracer.decoding import decoder, tokenizer_folder
+    from drafttrace.tracer.exchanged_sides import are_exchanged, told
     from drafttrace.tracer.open import open_capture
     from drafttrace.tracer.open_two import open_alone, open_two
 
@@ -66,6 +69,10 @@ def compare_paths(
         _refuse_format_of_nothing(reference_format)
         ours = open_alone(left, format=left_format, mapping=mapping, request=request)
     else:
+        formats = {"left_format": left_format, "reference_format": reference_format}
+        exchanged = are_exchanged(left, reference, **formats, request=request)
+        if exchanged:
+            left, reference, left_format, reference_format = reference, left, reference_format, left_format
         ours, theirs = open_two(
             left,
             reference,
@@ -74,6 +81,7 @@ def compare_paths(
             mapping=mapping,
             request=request,
         )
+        ours = told(ours, theirs) if exchanged else ours
         _refuse_itself(ours, theirs)
     floor = None
     if noise is not None:

@@ -36,7 +36,7 @@ def audited_findings(subject: Subject, replayer: Replayer, rope: VariantRow | No
     draft = subject.draft
     yield from unused_window(draft)
     yield from odd_layer_types(draft)
-    yield from odd_flags(draft)
+    yield from odd_flags(draft, subject.draft_weights)
     yield from class_findings(subject)
     yield from layer_findings(subject)
     yield from odd_id_findings(subject)

@@ -113,7 +113,7 @@ def load_replayer(config: DraftConfig, weights: DraftWeights, parts: TargetParts
     Raises UnreadableFile where a tensor is missing or has another shape than the config says, UnknownFormat where the
     draft has no fc over whole slots or is wider than its embedding.
     """
-    config = with_its_attention(config, weights)
+    config = _with_stored_biases(with_its_attention(config, weights), weights)
     slots = slots_of_fc(weights, config)
     if slots is None:
         shape = weights.shape("fc.weight")
@@ -171,6 +171,14 @@ def with_its_attention(config: DraftConfig, weights: DraftWeights) -> DraftConfi
     if PLAIN_KEYS in have and LATENT_KEYS not in have:
         return replace(config, mla=None)
     return as_served(config) if PLAIN_KEYS in have else config
+
+
+def _with_stored_biases(config: DraftConfig, weights: DraftWeights) -> DraftConfig:
+    """The config without the biases of which the checkpoint holds none: the flag is copied from targets, and a draft that
+    was trained without them is served without them."""
+    kinds = {name.split(".")[-3] for name in weights.names if name.endswith("_proj.bias")}
+    attention, mlp = "self_attn" in kinds, "mlp" in kinds
+    return replace(config, attention_bias=config.attention_bias and attention, mlp_bias=config.mlp_bias and mlp)
 
 
 _MLP_BIAS = {"gate_proj": "intermediate_size", "up_proj": "intermediate_size", "down_proj": "hidden_size"}

@@ -61,8 +61,14 @@ def test_a_bias_that_the_config_does_not_ask_for_is_left_out_and_named(
 def test_a_bias_that_the_config_asks_for_is_there_in_its_shape_or_refused(
     world: World, tmp_path: Path, name: str, config: dict[str, bool]
 ) -> None:
-    with pytest.raises(UnreadableFile, match=r"has no '.*bias', the config asks for"):
-        run_with(world, tmp_path / "absent", {}, **config)
+    if (
+        name == "fc.bias"
+    ):  # SGLang builds it; of the others the draft classes have none, and a copied flag asks for nothing
+        with pytest.raises(UnreadableFile, match=r"has no '.*bias', the config asks for"):
+            run_with(world, tmp_path / "absent", {}, **config)
+    else:
+        absent = run_with(world, tmp_path / "absent", {}, **config)
+        assert absent.best is not None and absent.best.score is not None and absent.best.score.top1 == 1.0
     head, key = HIDDEN, HIDDEN // 2
     sizes = {f"{LAYER}self_attn.{n}_proj.bias": s for n, s in (("q", head), ("k", key), ("v", key), ("o", head))}
     sizes |= {f"{LAYER}mlp.{n}_proj.bias": s for n, s in (("gate", WIDE), ("up", WIDE), ("down", HIDDEN))}

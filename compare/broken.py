@@ -10,7 +10,7 @@ import numpy as np
 from drafttrace.compare.kernels.blocks import hash_rows
 from drafttrace.compare.measure import BLOCK_BYTES, Bools
 from drafttrace.compare.row_checks import RowChecks, check_rows
-from drafttrace.compare.taps import TARGET, Tap, feeds, taps
+from drafttrace.compare.taps import LAST, TARGET, Tap, feeds, taps
 from drafttrace.tracer.capture import Capture, Ints, Phase
 
 NOT_FINITE, ZERO, CONSTANT = "nan-inf", "zero-rows", "constant-rows"
@@ -149,8 +149,26 @@ def _zero_vector(capture: Capture, tap: Tap, mask: Bools, beside: bool) -> bool:
 
 
 def _constant(tap: Tap, checks: RowChecks) -> Bools:
-    """The rows that are one and the same for different tokens, where most are; and rows of one value, likewise."""
-    states = ~(checks.not_finite | checks.zero)
+    """The rows that are one and the same for different tokens, where most are, of all or of one kind of pass; and rows of
+    one value, likewise. What repeats in some of a slot's rows is looked for elsewhere."""
+    every = np.ones(len(checks), np.bool_)
+    found = _alike(tap, checks, every)
+    if found.any() or (tap.model == TARGET and tap.slot is not None and tap.slot >= LAST):
+        return found
+    phases, steps = tap.table.phase[tap.index], tap.table.step[tap.index]
+    for phase in np.unique(phases):
+        here = phases == phase
+        same = _alike(tap, checks, here)
+        if not same.any() and phase == Phase.DRAFT_DECODE and not tap.by_token:
+            for step in np.unique(steps[here]):
+                same |= _alike(tap, checks, here & (steps == step))
+        found |= same
+    return found
+
+
+def _alike(tap: Tap, checks: RowChecks, scope: Bools) -> Bools:
+    """The rows of ``scope`` that are alike, where most of it are."""
+    states = scope & ~(checks.not_finite | checks.zero)
     none = np.zeros(len(checks), np.bool_)
     width = len(range(*tap.columns.indices(tap.rows.width)))
     tokens = tap.table.token_id[tap.index]

@@ -21,11 +21,13 @@ from drafttrace.compare.fc_input import (
     same_rows,
 )
 from drafttrace.compare.hypotheses import Fit, explain
-from drafttrace.compare.measure import Bools
+from drafttrace.compare.kernels.blocks import hash_rows
+from drafttrace.compare.measure import BLOCK_BYTES, Bools
 from drafttrace.compare.own_slots import OwnSlot, own_slots
-from drafttrace.tracer.capture import Accepted, Capture, DraftRows, Phase, RowTable
+from drafttrace.tracer.capture import Accepted, Capture, DraftRows, Ints, Phase, RowTable
 
 _SAME = 0.01  # relative L2 that rounding alone leaves
+_TORN, _TORN_SHARE = 3, 0.2  # tokens with several embeddings, at least, and their share of those that occur again
 _LOOKED_AT = 4  # rows of one token that show whether it has an embedding of its own
 
 
@@ -72,6 +74,16 @@ class VocabMap:
 
 
 @dataclass(frozen=True)
+class Torn:
+    """Tokens that the draft embeds now so, now so. tokens: how many, of ``repeated`` ones that occur more than once. moved:
+    d where equal tokens have equal rows if every row is the one of the token d rows on; None where no d does that."""
+
+    tokens: int
+    repeated: int
+    moved: int | None
+
+
+@dataclass(frozen=True)
 class InsideFacts:
     """What one trace says about itself.
 
@@ -80,7 +92,7 @@ class InsideFacts:
     fc. seams: see :class:`Seam`. embed_equal: share of rows where the draft's embedding equals the target's for the
     same token, None where not comparable. broken: taps with rows that can be no state.
     offsets: by extend phase, how far its positions are off. slots: those that hold another state than the server says.
-    embed_fit: how the draft's embedding follows from the target's where it differs.
+    embed_fit: how the draft's embedding follows from the target's where it differs. embed_torn: see :class:`Torn`.
     """
 
     fc_in: tuple[FcSlot, ...] = ()
@@ -94,6 +106,7 @@ class InsideFacts:
     offsets: Mapping[str, int] = field(default_factory=dict)
     slots: tuple[OwnSlot, ...] = ()
     embed_fit: Fit | None = None
+    embed_torn: Torn | None = None
 
     def alike(self, *names: str) -> frozenset[int | None]:
         """The slots (None for a tensor of none) of the taps of these names whose rows are all one."""
@@ -131,6 +144,7 @@ def look_inside(trace: Capture, measured: Measured | None = None) -> InsideFacts
         seams=_seams(draft.table),
         embed_equal=share,
         embed_fit=embed_fit,
+        embed_torn=_torn(draft),
         recycled=_recycled(draft),
         vocab=_vocab_map(trace, draft),
         broken=broken,
@@ -210,6 +224,27 @@ def _embedded(trace: Capture, draft: DraftRows) -> tuple[float | None, Fit | Non
     known = {"scalar": _SAME, "bytes": FITS["bytes"]}  # a draft may have trained one of its own from the target's
     best = next((fit for fit in fits if fit.residual < known.get(fit.name, 0)), None)
     return float(equal.mean()), best
+
+
+def _torn(draft: DraftRows) -> Torn | None:
+    """The tokens that have several embeddings in the draft; None where all have one. A few may have: pictures stand in the
+    rows of a placeholder."""
+    rows, present = draft.tensors.get("embed_in"), draft.present.get("embed_in")
+    if rows is None or present is None:
+        return None
+    index = np.flatnonzero(present & (draft.table.token_id >= 0) & (draft.table.position >= 0))
+    tokens, keys = draft.table.token_id[index], hash_rows(rows, index, BLOCK_BYTES)
+
+    def torn(named: Ints) -> tuple[int, int]:
+        pairs = np.unique(np.stack([named.astype(np.uint64), keys]), axis=1)[0]
+        _, vectors = np.unique(pairs, return_counts=True)
+        return int((vectors > 1).sum()), int((np.unique(named, return_counts=True)[1] > 1).sum())
+
+    count, repeated = torn(tokens)
+    if count < _TORN or count < _TORN_SHARE * repeated:
+        return None
+    moved = [d for d in (-1, 1) if torn(np.roll(tokens, -d))[0] <= _TORN_SHARE * count]
+    return Torn(count, repeated, moved[0] if moved else None)
 
 
 def _recycled(draft: DraftRows) -> Recycled | None:

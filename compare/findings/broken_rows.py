@@ -49,6 +49,11 @@ _OF_TARGET = {
     CONSTANT: "A buffer is read that nobody fills per token: look at what the capture copies from, and when.",
 }
 _CONFIDENCE = {NOT_FINITE: 0.99, ZERO: 0.99, CONSTANT: 0.95}
+_ONE_PASS = (
+    "Only one kind of pass is wrong, so no weight is: a buffer of that pass is not filled anew, or read before it is. "
+    "Compare with --disable-cuda-graph, and look for a copy into a graph's buffer that is skipped."
+)
+_MOST_OF = 0.9
 _MOST_TOLD, _MOST_NAMES = 3, 6
 
 
@@ -100,7 +105,7 @@ def _finding(
             ],
             "follows": [_key(side, one, beside) for side, one in follow],
         },
-        remedy=_remedy(kind, causes[0][1].tap),
+        remedy=_remedy(kind, causes[0][1]),
     )
 
 
@@ -189,7 +194,10 @@ def _evidence(one: BrokenTap) -> dict[str, Any]:
     return {"rows": one.count, "positions": list(one.at)}
 
 
-def _remedy(kind: str, tap: Tap) -> str:
+def _remedy(kind: str, one: BrokenTap) -> str:
+    tap = one.tap
+    if kind == CONSTANT and tap.name in _LOOK and one.count < _MOST_OF * one.rows:
+        return _ONE_PASS
     return _LOOK[tap.name] if tap.name in _LOOK else _OF_TARGET[kind]
 
 

@@ -6,19 +6,27 @@ from collections.abc import Iterator
 
 from drafttrace.compare.facts import Facts
 from drafttrace.compare.findings.base import finder, finding
+from drafttrace.compare.inside import Torn
 from drafttrace.compare.result import Finding
+
+_IDS = (
+    "Look at the token ids that the draft's forward pass is given (their shift by one, and the last one of every request), "
+    "and at what fills its buffers under graphs (--disable-cuda-graph)."
+)
 
 
 @finder(turn=70)
 def find(facts: Facts) -> Iterator[Finding]:
     """Rows that are not their token's. A draft with an embedding of its own agrees nowhere; that is no fault."""
-    share, fit = facts.inside.embed_equal, facts.inside.embed_fit
-    if share is None or "embed" in facts.left.present or facts.inside.alike("embed", "embed_in"):
+    share, fit, torn = facts.inside.embed_equal, facts.inside.embed_fit, facts.inside.embed_torn
+    if "embed" in facts.left.present or facts.inside.alike("embed", "embed_in"):
         return
     if fit is not None:
         yield from _transformed(facts)
         return
-    if share in (0.0, 1.0):
+    if share in (None, 0.0, 1.0):
+        if torn is not None:
+            yield _torn(torn)
         return
     yield finding(
         "stale-rows",
@@ -26,10 +34,22 @@ def find(facts: Facts) -> Iterator[Finding]:
         "rows belong to other tokens, or to an earlier pass.",
         confidence=0.8,
         evidence={"rows_that_agree_with_the_target": share},
-        remedy=(
-            "Look at the token ids that the draft's forward pass is given (their shift by one, and the last one of every "
-            "request), and at what fills its buffers under graphs (--disable-cuda-graph)."
-        ),
+        remedy=_IDS,
+    )
+
+
+def _torn(torn: Torn) -> Finding:
+    """Equal tokens have unequal rows, whoever's embedding it is."""
+    whose = "those rows belong to other tokens, or to an earlier pass"
+    if torn.moved is not None:
+        whose = f"every row is the one of the token {'before' if torn.moved < 0 else 'behind'} it"
+    return finding(
+        "stale-rows" if torn.moved is None else "token-shift",
+        f"The draft embeds the same token now so, now so: {torn.tokens} of the {torn.repeated} tokens that occur more than "
+        f"once have different rows of embed_in; {whose}.",
+        confidence=0.8,
+        evidence={"tokens": torn.tokens, "repeated": torn.repeated, "rows_are_those_of_token": torn.moved},
+        remedy=_IDS,
     )
 
 

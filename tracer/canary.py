@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from drafttrace.tracer.errors import DrafttraceError
 
 if TYPE_CHECKING:
     from drafttrace.compare.result import Result
+    from drafttrace.compare.thresholds import Noise, Thresholds
     from drafttrace.tracer.capture import Capture
 
 COLD, WARM = "cold", "warm"
@@ -31,7 +32,9 @@ class Run:
     """One request of the canary.
 
     kind: cold (nothing of the prompt was cached) or warm (the request before it had left the prompt in the cache).
-    aux_drift: per slot the median relative L2 to the first trace. limit: the largest that still counts as equal.
+    aux_drift: per slot the median relative L2 to the first trace. limits: per slot the largest that still counts as equal;
+    limit: that of the slot that is nearest to its own, or furthest beyond it. repeats: per slot the same distance between
+    two requests right after each other, None where it is not known.
     accept_length / first_accept_length: tokens per round. drift: the ids of what is wrong, empty where nothing is.
     problem: why the request could not be compared, else None. trace: the file that was kept, else None.
     """
@@ -48,6 +51,8 @@ class Run:
     drift: tuple[str, ...] = ()
     problem: str | None = None
     trace: str | None = None
+    limits: tuple[float, ...] = ()
+    repeats: tuple[float, ...] | None = None
 
     @property
     def compared(self) -> bool:
@@ -56,22 +61,40 @@ class Run:
 
     def to_json(self) -> dict[str, Any]:
         """One line of the machine form, ``drafttrace.canary/1``."""
-        return {"schema": SCHEMA, **asdict(self), "aux_drift": list(self.aux_drift), "drift": list(self.drift)}
+        lists = {name: list(getattr(self, name)) for name in ("aux_drift", "drift", "limits")}
+        repeats = None if self.repeats is None else list(self.repeats)
+        return {"schema": SCHEMA, **asdict(self), **lists, "repeats": repeats}
 
     def line(self) -> str:
         """One line for people."""
         head = f"{self.utc}  run {self.number} {self.kind}"
         if self.problem is not None:
             return f"{head}: {self.problem}"
-        worst = max((value for value in self.aux_drift if math.isfinite(value)), default=math.nan)
         what = f"DRIFT {', '.join(self.drift)}" if self.drift else "ok"
-        parts = [f"aux drift {_short(worst)} (limit {_short(self.limit)})"]
+        worst = _worst(self.aux_drift, self.limits)
+        drift = math.nan if worst is None else self.aux_drift[worst]
+        own = "" if self.repeats is None else f"own repeats {_short(max(self.repeats, default=math.nan))}, "
+        parts = [f"aux drift {_short(drift)} ({own}limit {_short(self.limit)})"]
         if self.accept_length is not None:
-            first = "" if self.first_accept_length is None else f" (first {self.first_accept_length:.2f})"
-            parts.append(f"accept length {self.accept_length:.2f}{first}")
+            first = self.first_accept_length
+            parts.append(f"accept length {self.accept_length:.2f}{'' if first is None else self._told(first)}")
         parts.append(f"{self.rows} rows")
         kept = f"; kept {self.trace}" if self.trace else ""
         return f"{head}: {what}, {', '.join(parts)}{kept}"
+
+    def _told(self, first: float) -> str:
+        """The first accept length, and whether the run's is another one though nothing drifted."""
+        length = self.accept_length or 0.0
+        moved = not self.drift and f"{length:.2f}" != f"{first:.2f}"
+        return f" (first {first:.2f}{f': changed by {length / first - 1:+.0%}' if moved and first else ''})"
+
+
+def _worst(drift: Sequence[float], limits: Sequence[float]) -> int | None:
+    """The slot that is nearest to its limit, or furthest beyond it; without limits the one that is furthest off."""
+    known = [k for k, value in enumerate(drift) if math.isfinite(value)]
+    if len(limits) != len(drift):
+        return max(known, key=lambda k: drift[k], default=None)
+    return max(known, key=lambda k: (drift[k] / max(limits[k], 1e-12), drift[k]), default=None)
 
 
 def _short(value: float | None) -> str:
@@ -105,6 +128,14 @@ def prompt_of(first: Capture) -> tuple[tuple[int, ...], int]:
     return ids, max(1, len(first.tokens) - length)
 
 
+def bounds(thresholds: Thresholds) -> Thresholds:
+    """The bounds of a run, which is held against the same server's own noise and not against another implementation.
+
+    Above ``match`` nothing is equal, however the floor for two implementations (``floor_match``) stands.
+    """
+    return replace(thresholds, floor_match=min(thresholds.floor_match, thresholds.match))
+
+
 def faults_of(result: Result) -> list[str]:
     """The ids of what turns a verdict."""
     return [finding.id for finding in result.findings if finding.severity == "fault"]
@@ -119,8 +150,12 @@ def judged(
     most_drop: float,
     cold_ok: bool,
     known: frozenset[str] = frozenset(),
+    repeats: Noise | None = None,
 ) -> Run:
     """What one comparison with the first trace says.
+
+    States that do not match have drifted, whether a cause is named (mismatch) or not (noise): an unchanged server gives
+    them again bit for bit, or within the noise of its own repeats, which the comparison was given (``repeats``).
 
     first_accept: the first trace's accept length. most_drop: the part of it that may be lost. cold_ok: whether the cold
     request just before a warm one was fine, so that a fault of the warm one is the cache's. known: faults that the first
@@ -132,29 +167,37 @@ def judged(
         drift = ["decay" if name == "cold-warm" else name for name in drift]
     length = result.acceptance.observed
     fell = length is not None and first_accept is not None and length < first_accept * (1 - most_drop)
-    if fell and not drift:
+    if not drift and (fell or _has_moved(result) or (result.verdict == "mismatch" and not faults)):
         drift = ["cold-warm" if kind == WARM and cold_ok else "decay"]
-    elif result.verdict == "mismatch" and not drift and not faults:
-        drift = ["decay"]
     problem = None
     if result.verdict == "incomparable":
         problem = f"could not compare: {result.summary}"
     elif not drift and _OF_THE_TRACER & set(faults) and not fell:
         problem = f"the recording is not whole: {result.summary}"
-    limits = [slot.judged.noise_limit for slot in result.slots if math.isfinite(slot.judged.noise_limit)]
+    moved = tuple(slot.rel_l2.p50 for slot in result.slots)
+    limits = tuple(slot.judged.match_limit for slot in result.slots)
+    worst = _worst(moved, limits)
     return Run(
         number=number,
         utc=utc,
         kind=kind,
         verdict=result.verdict,
         rows=result.alignment.rows_compared,
-        aux_drift=tuple(slot.rel_l2.p50 for slot in result.slots),
-        limit=min(limits, default=None),
+        aux_drift=moved,
+        limit=None if worst is None or not math.isfinite(limits[worst]) else limits[worst],
         accept_length=length,
         first_accept_length=first_accept,
         drift=tuple(dict.fromkeys(drift)) if problem is None else (),
         problem=problem,
+        limits=limits,
+        repeats=None if repeats is None else repeats.rel_l2,
     )
+
+
+def _has_moved(result: Result) -> bool:
+    """Whether some state does not match. A fault that the first trace has already must not hide it."""
+    states = (*result.slots, *result.others)
+    return result.verdict == "noise" or any(state.rel_l2.p50 > state.judged.match_limit for state in states)
 
 
 def failed(number: int, utc: str, kind: str, problem: str) -> Run:

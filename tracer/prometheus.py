@@ -19,6 +19,8 @@ _HELP = {
     "drafttrace_canary_drifted": ("gauge", "1 if the last run drifted."),
     "drafttrace_canary_finding": ("gauge", "1 for every cause that the last run named."),
     "drafttrace_canary_aux_drift": ("gauge", "Median relative L2 of a slot to the first trace."),
+    "drafttrace_canary_aux_limit": ("gauge", "The largest median relative L2 that counts as equal."),
+    "drafttrace_canary_aux_repeats": ("gauge", "Median relative L2 between two requests right after each other."),
     "drafttrace_canary_accept_length": ("gauge", "Tokens per round of the last run."),
     "drafttrace_canary_first_accept_length": ("gauge", "Tokens per round of the first trace."),
     "drafttrace_canary_runs_total": ("counter", "Runs so far."),
@@ -60,8 +62,10 @@ class Metrics:
             yield _sample("drafttrace_canary_drifted", of, float(bool(run.drift)))
             for name in run.drift:
                 yield _sample("drafttrace_canary_finding", {**of, "id": name}, 1.0)
-            for slot, value in enumerate(run.aux_drift):
-                yield _sample("drafttrace_canary_aux_drift", {**of, "slot": str(slot)}, value)
+            slots = {"aux_drift": run.aux_drift, "aux_limit": run.limits, "aux_repeats": run.repeats or ()}
+            for name, values in slots.items():
+                for slot, value in enumerate(values):
+                    yield _sample(f"drafttrace_canary_{name}", {**of, "slot": str(slot)}, value)
             if run.accept_length is not None:
                 yield _sample("drafttrace_canary_accept_length", of, run.accept_length)
             if run.first_accept_length is not None:

@@ -7,14 +7,17 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import drafttrace
 from drafttrace.tracer import canary, prometheus
+from drafttrace.tracer.capture import Slot
 from drafttrace.tracer.errors import DrafttraceError
 
 ROOT = Path(__file__).resolve().parents[2]
 KIMI = ROOT / "traces/tiny-kimi"
+LLAMA = ROOT / "traces/tiny-llama/healthy.h5"
 # Prometheus' text format: a name, labels, a number; and the comments before each name.
 SAMPLE = re.compile(r'drafttrace_canary_\w+\{[a-z]+="[^"]*"(,[a-z]+="[^"]*")*\} \S+')
 COMMENT = re.compile(r"# (HELP|TYPE) drafttrace_canary_\w+ .+")
@@ -188,3 +191,78 @@ def test_two_runs_in_the_same_second_replace_no_trace(tmp_path: Path) -> None:
         "2026-11-30T235707Z-3-cold.h5",
     ]
     assert free_place(tmp_path, "2026-11-30T23:57:07Z", "warm").name == "2026-11-30T235707Z-warm.h5"
+
+
+def shaken(level: float) -> drafttrace.Capture:
+    """A healthy trace with white noise of a relative L2 of ``level`` on every slot."""
+    from compare_world import bf16
+
+    capture = drafttrace.open(LLAMA)
+    rng = np.random.default_rng(1)
+
+    def moved(slot: Slot) -> Slot:
+        x = slot.rows.floats(0, len(slot.rows))
+        noise = rng.standard_normal(x.shape) * (np.linalg.norm(x, axis=1, keepdims=True) / math.sqrt(x.shape[1]))
+        return replace(slot, rows=bf16((x + level * noise).astype(np.float32)))
+
+    return replace(capture, path="later.h5", slots=tuple(map(moved, capture.slots)), draft=None)
+
+
+def run_of(left: drafttrace.Capture, repeats: float | None, *settings: str, **more: object) -> canary.Run:
+    """A run against the healthy trace, whose server repeats itself up to ``repeats``, judged as watch does."""
+    from drafttrace.compare.diff import diff
+    from drafttrace.compare.thresholds import Noise, parse_thresholds
+
+    first = drafttrace.open(LLAMA)
+    floor = None if repeats is None else Noise("repeats", (repeats,) * 3, (repeats,) * 3)
+    result = diff(left, first, thresholds=canary.bounds(parse_thresholds(settings)), noise=floor)
+    arguments = {"kind": canary.COLD, "cold_ok": True, "known": frozenset[str](), **more}
+    return canary.judged(
+        1, "2026-01-01T00:00:00Z", result=result, first_accept=None, most_drop=0.25, repeats=floor, **arguments
+    )  # type: ignore[arg-type]
+
+
+def test_states_that_are_noise_to_a_diff_are_not_ok() -> None:
+    """`watch` said ok, exit 0, of a target with another layer 5: aux drift 0.081, and the unchanged server repeats at 0."""
+    left = shaken(0.06)
+    assert drafttrace.diff(left, LLAMA).verdict == "noise"
+    for repeats in (0.0, None):
+        run = run_of(left, repeats)
+        assert run.drift == ("decay",) and run.compared and canary.exit_code([run]) == 1, run
+        assert "DRIFT decay, aux drift 0.0" in run.line()
+    assert run_of(left, 0.0, kind=canary.WARM).drift == ("cold-warm",)
+    assert run_of(left, 0.0, kind=canary.WARM, cold_ok=False).drift == ("decay",)
+    values = prometheus.Metrics()
+    values.add(run_of(left, 0.0))
+    for sample in (
+        'drifted{kind="cold"} 1',
+        'aux_limit{kind="cold",slot="0"} 0.035',
+        'aux_repeats{kind="cold",slot="0"} 0',
+    ):
+        assert f"drafttrace_canary_{sample}" in values.text()
+
+
+def test_a_fault_that_was_there_from_the_start_hides_no_drift() -> None:
+    run = run_of(shaken(0.06), 0.0, known=frozenset({"downstream"}))
+    assert run.drift == ("decay",)
+
+
+def test_a_server_that_repeats_itself_noisily_has_not_drifted() -> None:
+    run = run_of(shaken(0.04), 0.03)
+    assert not run.drift and "(own repeats 0.03, limit 0.06)" in run.line()
+    assert run_of(shaken(0.06), 0.02).drift == ("decay",)
+    quiet = run_of(shaken(0.01), 0.0)
+    assert not quiet.drift and "aux drift 0.01 (own repeats 0, limit 0.035)" in quiet.line()
+
+
+def test_the_limit_can_be_set() -> None:
+    """--threshold match=0.02 changed nothing."""
+    assert run_of(shaken(0.03), 0.0).drift == ()
+    assert run_of(shaken(0.03), 0.0, "match=0.02").drift == ("decay",)
+
+
+def test_an_accept_length_that_changed_is_told(same: drafttrace.Result) -> None:
+    observed = same.acceptance.observed
+    assert observed is not None
+    assert "changed" not in judged(same, first=observed).line()
+    assert f"(first {observed / 1.2:.2f}: changed by +20%)" in judged(same, first=observed / 1.2).line()

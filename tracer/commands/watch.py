@@ -6,7 +6,7 @@ import itertools
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -23,18 +23,25 @@ from drafttrace.tracer.errors import DrafttraceError, OutputExists
 from drafttrace.tracer.terminal import reader_left
 
 if TYPE_CHECKING:
-    from drafttrace.compare.thresholds import Thresholds
+    from drafttrace.compare.thresholds import Noise, Thresholds
     from drafttrace.tracer.capture import Capture
 
 FIRST = "first.h5"
+
+
+@dataclass
+class Repeats:
+    """How far the server's answers to one request lie apart; None until two of them were compared."""
+
+    noise: Noise | None = None
 
 
 @dataclass(frozen=True)
 class Canary:
     """What is repeated, where, and how it is judged. sampling: greedy, as many tokens as the first trace has.
 
-    known: faults that the first trace has by itself. most_kept: drifted traces that the folder may hold; a server that
-    stays wrong must not fill the disk.
+    known: faults that the first trace has by itself. repeats: the server's own noise, measured once.
+    most_kept: drifted traces that the folder may hold; a server that stays wrong must not fill the disk.
     """
 
     client: Client
@@ -51,6 +58,7 @@ class Canary:
     keep_all: bool
     known: frozenset[str] = frozenset()
     most_kept: int = 20
+    repeats: Repeats = field(default_factory=Repeats)
 
     def run(self, number: int) -> Iterator[Run]:
         """A cold request and, after it, a warm one; a request that fails is a run with a problem."""
@@ -78,6 +86,16 @@ class Canary:
         from drafttrace.compare.diff import diff
         from drafttrace.tracer.open import open_capture
 
+        self._record(trace, corner)
+        taken = open_capture(str(trace))
+        if kind == COLD and self.repeats.noise is None:
+            self.repeats.noise = self._repeated(taken)
+        result = diff(taken, self.first, thresholds=canary.bounds(self.thresholds), noise=self.repeats.noise)
+        return canary.judged(
+            number, utc, kind, result, self.first_accept, self.most_drop, cold_ok, self.known, self.repeats.noise
+        )
+
+    def _record(self, trace: Path, corner: str) -> None:
         record_one(
             self.client,
             self.prompt,
@@ -90,8 +108,23 @@ class Canary:
             quiet=True,
             corner=corner,
         )
-        result = diff(open_capture(str(trace)), self.first, thresholds=self.thresholds)
-        return canary.judged(number, utc, kind, result, self.first_accept, self.most_drop, cold_ok, self.known)
+
+    def _repeated(self, cold: Capture) -> Noise | None:
+        """The noise between a cold request and another one right after it; None where they cannot be compared.
+
+        Not against the first trace: that may be of a server which is no more.
+        """
+        from drafttrace.compare.diff import measure_noise
+        from drafttrace.tracer.open import open_capture
+
+        trace = free_place(self.folder, now(), "repeat")
+        try:
+            self._record(trace, new_corner())
+            return measure_noise(cold, open_capture(str(trace)))
+        except DrafttraceError:
+            return None  # the run is judged by the limits of a diff, and the next one tries again
+        finally:
+            trace.unlink(missing_ok=True)
 
 
 def free_place(folder: Path, utc: str, kind: str) -> Path:
@@ -196,7 +229,9 @@ def watch(
 
     One line per run: the slots' distance to the first trace and the accept length. A run drifts when the states differ
     ([bold]decay[/bold]; [bold]cold-warm[/bold] where only the request with a cached prompt differs), or when the accept
-    length falls. Ctrl-C ends it. The options of the prompt record the first trace, where there is none yet.
+    length falls. States differ when they are further off than the server's own repeats: twice the distance between two
+    requests right after each other, or 0.035 where that is less (--threshold match). Ctrl-C ends it.
+    The options of the prompt record the first trace, where there is none yet.
 
     Exit code: 0 nothing drifted, 1 something did, 2 no run could be compared.
     """

@@ -143,11 +143,12 @@ def pair_draft_rows(trace: Capture, draft: DraftRows, offsets: Mapping[int, int]
     return np.array(ours, np.int64), np.array(theirs, np.int64)
 
 
-def position_offsets(trace: Capture, draft: DraftRows) -> dict[int, int]:
-    """By extend phase, how far its rows' positions are from those of their tokens, beyond what prefill's are.
+def position_offsets(trace: Capture, draft: DraftRows, decode_follows: bool) -> dict[int, int]:
+    """By extend phase, how far its rows' positions are from those of their tokens.
 
     The draft's row of position p is fed the token after it; where another distance fits nearly all of a phase's rows and
-    that one hardly any, their positions are off.
+    that one hardly any, their positions are off. Where all phases agree on another one, and the decode steps follow them
+    (``decode_follows``), it is how that server counts.
     """
     table, tokens = draft.table, trace.tokens
     found = {}
@@ -165,8 +166,9 @@ def position_offsets(trace: Capture, draft: DraftRows) -> dict[int, int]:
         best = max(agree, key=lambda d: (agree[d], -abs(d)))
         if len(rows) >= 4 and agree[best] > 0.9:
             found[phase] = best
-    first = found.get(EXTEND[0], 0)
-    return {phase: d - first for phase, d in found.items() if d != first}
+    if len(set(found.values())) == 1 and decode_follows:
+        return {}
+    return {phase: d for phase, d in found.items() if d}
 
 
 def _by_phase(index: int, pairs: _Pairs, whole: FcSlot) -> tuple[FcSlot, ...]:

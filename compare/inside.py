@@ -39,6 +39,11 @@ class Seam:
     last: int
     steps: tuple[int, ...]
 
+    @property
+    def broken(self) -> bool:
+        """Whether the steps do not follow the extend, one by one."""
+        return any(step != self.last + 1 + number for number, step in enumerate(self.steps))
+
 
 @dataclass(frozen=True)
 class Recycled:
@@ -133,7 +138,9 @@ def look_inside(trace: Capture, measured: Measured | None = None) -> InsideFacts
         return InsideFacts(fc_ran=_fc_fired(trace), norm_configured=norm, broken=broken, slots=own_slots(trace))
     present = draft.present.get("fc_in")
     recorded = "fc_in" in draft.tensors and present is not None and bool(present.any())
-    offsets = position_offsets(trace, draft)
+    seams = _seams(draft.table)
+    broken_seams = [seam for seam in seams if seam.broken]
+    offsets = position_offsets(trace, draft, 2 * len(broken_seams) <= len(seams))
     fc_in = check_fc_in(trace, draft, offsets) if recorded else ()
     fired = _fc_fired(trace)
     share, embed_fit = _embedded(trace, draft)
@@ -141,7 +148,7 @@ def look_inside(trace: Capture, measured: Measured | None = None) -> InsideFacts
         fc_in=fc_in,
         fc_ran=recorded if fired is None else fired,
         norm_configured=norm,
-        seams=_seams(draft.table),
+        seams=seams,
         embed_equal=share,
         embed_fit=embed_fit,
         embed_torn=_torn(draft),

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import numpy as np
+from collections.abc import Iterator, Mapping
 
 from drafttrace.compare.facts import Facts
 from drafttrace.compare.findings.base import finder, finding
-from drafttrace.compare.inside import Seam
 from drafttrace.compare.result import Finding
 from drafttrace.compare.vocabulary import Entry, register
 
@@ -107,14 +104,16 @@ def _fc_not_called(facts: Facts) -> Iterator[Finding]:
 def _position_seam(facts: Facts) -> Iterator[Finding]:
     """Draft-decode positions must follow the extend's last one without a gap, step by step."""
     seams = [s for s in facts.inside.seams if len(s.steps) >= 1]
-    broken = [s for s in seams if _seam_fault(s)]
+    broken = [s for s in seams if s.broken]
     offsets = facts.inside.offsets
     if (not broken or len(broken) < max(1, len(seams) // 2)) and not offsets:
         return
     if offsets:
-        phase, off = next(iter(offsets.items()))
-        after = "after verify" if phase.endswith("verify") else "after prefill"
-        text = f"The positions of the draft's extend {after} are {off:+d} off: its rows hold the tokens of other positions"
+        off = "; ".join(
+            f"{' and '.join(after)} are {abs(d)} too {'high' if d > 0 else 'low'}"
+            for d, after in _offset_passes(offsets)
+        )
+        text = f"The positions of the draft's extend {off}: its rows hold the tokens of other positions"
     else:
         text = "The draft's decode positions do not follow its extend"
     if broken:
@@ -132,9 +131,10 @@ def _position_seam(facts: Facts) -> Iterator[Finding]:
     )
 
 
-def _seam_fault(seam: Seam) -> bool:
-    steps = np.array(seam.steps)
-    return bool(steps[0] != seam.last + 1 or (np.diff(steps) != 1).any())
+def _offset_passes(offsets: Mapping[str, int]) -> Iterator[tuple[int, list[str]]]:
+    """Every distance with the passes whose positions are off by it."""
+    for d in sorted(set(offsets.values())):
+        yield d, [f"after {phase.rsplit('_', 1)[-1]}" for phase, off in offsets.items() if off == d]
 
 
 def _recycled(facts: Facts) -> Iterator[Finding]:

@@ -182,7 +182,8 @@ def find_unexplained(
 ) -> Iterator[Finding]:
     """Mismatching states and odd rows that no other finding speaks about."""
     faults = [f for f in found if f.severity == FAULT]
-    if any(f.id in {"token-shift", "no-overlap"} for f in faults):
+    moved = [f for f in faults if f.id == "token-shift" and (f.slots or "token_shift" in f.evidence)]
+    if moved or any(f.id == "no-overlap" for f in faults):
         return
     named = {slot for f in faults for slot in f.slots}
     named |= {s for f in found if f.id == "quantization-noise" for s in f.slots}

@@ -163,7 +163,7 @@ def test_positions_that_are_off_after_verify_are_no_stale_rows(pair: str) -> Non
     after = in_phase(trace(pair), Phase.DRAFT_EXTEND_VERIFY)
     table = replace(draft.table, position=np.where(after, draft.table.position + 1, draft.table.position))
     found = only(replace(trace(pair), draft=replace(draft, table=table)), "position-seam", ())
-    assert "extend after verify are +1 off" in found.summary
+    assert "extend after verify are 1 too high" in found.summary
 
 
 @PAIRS
@@ -201,3 +201,24 @@ def test_prefill_and_verify_may_have_a_cause_each(pair: str) -> None:
     assert set(faults(result)) == {"slot-permutation", "token-shift"}, [(f.id, f.summary) for f in result.findings]
     turned_late = with_draft(with_draft(left, "fc_in", turned(width), columns=columns_of(left, 1)), "fc_in", late)
     assert set(faults(diff(turned_late, None))) == {"rotation", "token-shift"}
+
+
+@PAIRS
+@pytest.mark.parametrize("off", [-1, 1, 2])
+def test_positions_that_are_off_after_prefill_are_no_token_shift(pair: str, off: int) -> None:
+    """The states were accused first, and then the positions after verify, which were right, the other way round."""
+    draft = draft_of(trace(pair))
+    far = f"{abs(off)} too {'high' if off > 0 else 'low'}"
+    for phases, told in (
+        ((Phase.DRAFT_EXTEND_PREFILL,), f"extend after prefill are {far}"),
+        (
+            (Phase.DRAFT_EXTEND_PREFILL, Phase.DRAFT_EXTEND_VERIFY),
+            f"extend after prefill and after verify are {far}",
+        ),
+    ):
+        moved = np.where(in_phase(trace(pair), *phases), draft.table.position + off, draft.table.position)
+        left = replace(trace(pair), draft=replace(draft, table=replace(draft.table, position=moved)))
+        assert told in only(left, "position-seam", ()).summary
+    # A server that counts otherwise throughout is none whose positions are off.
+    everywhere = replace(draft.table, position=draft.table.position + off)
+    assert "position-seam" not in faults(diff(replace(trace(pair), draft=replace(draft, table=everywhere)), None))

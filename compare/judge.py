@@ -82,6 +82,7 @@ def rejudge(result: Result, thresholds: Thresholds) -> Result:
     rows to say which of them are odd by another rule.
     """
     from drafttrace.compare.findings.base import in_order
+    from drafttrace.compare.findings.few_rows import few_rows
     from drafttrace.compare.findings.level import Ending, conclusion, find_unexplained
 
     _check(result, thresholds)
@@ -96,7 +97,7 @@ def rejudge(result: Result, thresholds: Thresholds) -> Result:
     compared = result.verdict != INCOMPARABLE or any(slot.rows for slot in slots)
     judged = counted(slots, others, len(result.left.slots))
     if compared:
-        found += find_unexplained(slots, others, found, thresholds)
+        found += [*few_rows(slots, thresholds), *find_unexplained(slots, others, found, thresholds)]
         beside = tuple(state.slot for state in others)
         ending = Ending(result.acceptance, len(slots), beside, result.reference is None, thresholds, slots)
         found += conclusion(ending, found, overall(judged, found, compared))
@@ -179,7 +180,8 @@ def summary_of(
     noisy = [f.summary for f in findings if f.id == "quantization-noise" and verdict in {NOISE, MISMATCH}]
     first = next(iter(noisy), "") or next((f.summary for f in findings if f.id in told), "")
     if first:
-        return first
+        few = [f.summary for f in findings if "few_rows" in f.evidence]
+        return " ".join([first, *few[:2]])
     if verdict == INCOMPARABLE:
         left, reference = sides
         return (

@@ -18,7 +18,7 @@ from drafttrace.compare.part_sides import odd_side
 from drafttrace.compare.result import SlotResult
 from drafttrace.compare.rowparts import FoundPart, find_parts
 from drafttrace.compare.sample import MAX_ROWS, MAX_VALUES, Sample, Stream, spread
-from drafttrace.compare.streams import Location, Sides
+from drafttrace.compare.streams import Location, Sides, stand_in
 from drafttrace.compare.thresholds import Thresholds, slot_limits
 from drafttrace.tracer.capture import Ints
 
@@ -45,26 +45,40 @@ def fit_parts(
 def _own_parts(
     measured: MeasuredSlot, location: Location, sides: Sides, thresholds: Thresholds
 ) -> Iterator[PartFacts]:
-    """Parts of a slot that is another boundary than it should be: against that boundary, and not the other side's slot."""
+    """Parts of a slot that is another state than it should be: against that state, and not the other side's slot."""
     for stream, streams in ((measured.left, location.left), (measured.reference, location.reference)):
         fact = next((f for f in streams if f.index == measured.index), None)
         if fact is None or fact.by != VALUE or fact.boundary is None or fact.explanation is not None:
             continue
-        home = next((a for a in location.atlas_streams if a.boundary == fact.boundary), None)
-        if home is None or home.rows.width != stream.rows.width:
+        pairs = measured.pairs
+        index = {"left": pairs.left_rows, "reference": pairs.reference_rows}
+        homes = [(home, home.has(index[home.side])) for home in _homes(stream, fact.boundary, location, sides)]
+        if not homes:
             continue
-        kept = home.has(measured.pairs.left_rows if home.side == "left" else measured.pairs.reference_rows)
+        home, kept = max(homes, key=lambda one: one[1].sum())
         if kept.sum() < 2 * _FEWEST:
             continue
-        pairs, ids = measured.pairs.at(kept), measured.ids.at(kept)
+        pairs, ids = pairs.at(kept), measured.ids.at(kept)
         index = {"left": pairs.left_rows, "reference": pairs.reference_rows}
         rows = measure_rows(stream.rows, index[stream.side], home.rows, index[home.side], measured.massive)
         two = (stream, home) if stream.side == "left" else (home, stream)
         own = MeasuredSlot(measured.index, *two, measured.massive, rows, pairs, ids)
         limits = slot_limits(thresholds, None, location.neighbours.get(fact.boundary))
-        for found in find_parts(part_rows(rows, ids, thresholds), limits, thresholds):
+        looked = part_rows(rows, ids, thresholds)
+        alone = replace(looked, odd=np.zeros(len(rows), np.bool_))  # of another state's rows nobody else tells
+        for found in find_parts(looked, limits, thresholds) or find_parts(alone, limits, thresholds):
             fitted = _fit(own, found, location, sides, thresholds)
             yield replace(fitted, is_left=None, is_reference=None, own=True)
+
+
+def _homes(stream: Stream, boundary: int, location: Location, sides: Sides) -> Iterator[Stream]:
+    """The states that a slot as a whole equals: its boundary in the sweep, and, for the server's slot, what the reference
+    holds of it in another place. A sweep may end long before the rows do."""
+    found = [a for a in location.atlas_streams if a.boundary == boundary]
+    if stream.side == "left":
+        held = {t.name for t in location.reference if t.explanation is None and stand_in(t) == boundary}
+        found += [s for s in (*sides.reference_slots, *sides.reference_others) if s.name in held]
+    yield from (home for home in found if home.rows.width == stream.rows.width)
 
 
 def _fit(
@@ -79,8 +93,11 @@ def _fit(
         return locate(sample, (stream,), atlas, thresholds.located, near)[0] if atlas else None
 
     ours, theirs = measured.left, measured.reference
-    [left] = stream_facts((ours,), (place(ours),), sample, atlas, sides.reference_slots, thresholds)
-    [right] = stream_facts((theirs,), (place(theirs),), sample, atlas, sides.left_slots, thresholds)
+    others = {side: tuple(s for s in (ours, theirs) if s.side == side) for side in ("left", "reference")}
+    for slots in (sides.left_slots, sides.reference_slots):
+        others[slots[0].side] += tuple(s for s in slots if s not in (ours, theirs))
+    [left] = stream_facts((ours,), (place(ours),), sample, atlas, others["reference"], thresholds)
+    [right] = stream_facts((theirs,), (place(theirs),), sample, atlas, others["left"], thresholds)
     return PartFacts(
         slot=measured.index,
         part=found.part,

@@ -21,6 +21,8 @@ from drafttrace.tracer.capture import Ints
 NOISE, MATCH, SLIGHT, ODD = "noise", "match", "slight", "odd"
 TARGET_CHOSE, DRAFT_GUESSED = "tokens that the target chose", "accepted draft tokens"  # as the groups are called
 _FEWEST = 4  # rows that a fit can be made and judged on
+_FEW = 3  # rows of a phase that is wrong as a whole
+_PAIR = 2  # one row alone is told in a note, see few_beyond
 _RUN, _DENSE = (
     6,
     0.85,
@@ -70,7 +72,7 @@ def find_parts(rows: PartRows, limits: Limits, thresholds: Thresholds) -> tuple[
         return ()
     slight = max(_SLIGHT * float(np.median(plain)), _SAME)
     lowest = min(slight, limits.match)
-    if int((plain > lowest).sum() + rows.odd.sum()) < _FEWEST:
+    if int((plain > lowest).sum() + rows.odd.sum()) < _PAIR:
         return ()
     beyond = [(NOISE, limits.noise), (MATCH, limits.match), (ODD, thresholds.row), (SLIGHT, slight)]
     for level, limit in beyond:
@@ -87,7 +89,7 @@ def _parts(
     rows: PartRows, far: Bools, level: str, limit: float, limits: Limits, thresholds: Thresholds
 ) -> Iterator[FoundPart]:
     count, every = float(rows.weight[far].sum()), float(rows.weight[rows.plain].sum())
-    if int(far.sum()) < _FEWEST:
+    if int(far.sum()) < (_PAIR if level == NOISE else _FEWEST):
         return
     most = count > 0.5 * every
     others = rows.plain & ~far & (rows.rel_l2 <= (limits.match if most else np.inf))
@@ -127,8 +129,19 @@ def _parts(
     step = _step(rows, far)
     if step is not None and not most:
         yield made("every", far, step[1] & rows.plain, step=step[0])
-    elif not most and (level == ODD or (far.sum() >= _RUN and count >= thresholds.part * every)):
+    elif not most and (level == ODD or count >= thresholds.part * every) and not _told_alone(far, rows.odd):
         yield made("spread", far, rows.plain)
+
+
+def _told_alone(far: Bools, odd: Bools) -> bool:
+    """Too few to be fitted, and all of them rows that hold something else: each of these is told by itself."""
+    return int(far.sum()) < _FEWEST and bool(odd[far].all())
+
+
+def few_beyond(rows: PartRows, limits: Limits) -> Ints:
+    """Positions of the rows beyond the noise limit that hold nothing else: where they make no part, they are noted."""
+    positions: Ints = np.sort(rows.position[rows.plain & ~rows.odd & (rows.rel_l2 > limits.noise)])
+    return positions
 
 
 def _by_choice(rows: PartRows) -> tuple[Ints, dict[int, str]]:
@@ -148,7 +161,7 @@ def _phases(rows: PartRows, far: Bools, phase: Ints, names: dict[int, str]) -> l
     for number, name in names.items():
         scope = phase == number
         here = scope & rows.plain
-        if here.sum() >= _FEWEST and _share(rows, far, here) >= _IN:
+        if here.sum() >= _FEW and _share(rows, far, here) >= _IN:
             found.append((name, scope))
             inside |= scope
     outside = rows.plain & ~inside

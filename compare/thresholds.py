@@ -26,8 +26,9 @@ class Thresholds:
     factor further from 1 than this is a fault. row / row_cosine: one row that is further off than ``row`` and has a
     cosine below ``row_cosine`` holds something else; so does one whose cosine without massive channels alone is below
     row_hidden (a router that sent one token elsewhere stays above); so does one further off than row_far, whatever
-    its cosine. part: the share of a slot's rows beyond the noise limit from which on they make a mismatch though the
-    median is right (fewer do where they are a whole phase, lie side by side, or stand at even distances): of 79
+    its cosine. part: the share of a slot's rows beyond the noise limit from which on two of them or more make a mismatch
+    though the median is right (fewer do where they are a whole phase, lie side by side, or stand at even distances; a
+    single row, and rows below that share, are told in a note with their positions): of 79
     boundaries of the tiny pairs, served against transformers and bf16 against float32, at most 0.8 % of a healthy
     slot's rows lie beyond it. accept: a mean accept length below it is too low where no expected one is known (a
     healthy draft reaches 1.2 on text unlike its training), accept_part: one whose drafted part is below this part of

@@ -329,12 +329,14 @@ def _suspected_offset(facts: Facts) -> Iterator[Finding]:
     if facts.atlas is not None:
         return
     by_position = placed(facts)
+    known = {p.slot for p in facts.parts if p.left.explanation is not None or p.reference.explanation is not None}
     slots = [
         s.slot
         for s in facts.slots
         if s.verdict == "mismatch"
         and s.rel_l2.p50 > s.judged.noise_limit  # a part of the rows alone is no other boundary of the slot
         and s.slot not in by_position
+        and s.slot not in known
         and s.rel_l2.p50 < 0.45
         and s.cosine_trimmed.p50 > 0.85
         and s.outlier_rows <= s.rows // 2

@@ -53,3 +53,16 @@ def test_a_side_that_the_rows_do_not_show_is_not_guessed() -> None:
     found = _found("llama", "reference", lambda x: x * 1.1)
     assert found.id == "scale" and "the rows do not show which of the sides is wrong" in found.summary
     assert found.evidence["slots"]["2"]["side_known"] is False and "--boundary-rows" in found.remedy
+
+
+@pytest.mark.parametrize("factor", [1.3, 0.5])
+def test_half_of_the_rows_times_a_number_are_no_neighbouring_boundary(factor: float) -> None:
+    """The suspicion of a boundary-offset was printed before the right scale."""
+
+    def even(x: Floats) -> Floats:
+        x[::2] *= factor
+        return x
+
+    left = replace(trace("llama"), boundaries={}, draft=None, probes=())
+    found = diff(with_slot(left, 2, even), dump("llama"))
+    assert [f.id for f in found.findings] == ["scale"], found.summary

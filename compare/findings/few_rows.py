@@ -1,0 +1,61 @@
+"""Rows beyond the noise limit that are too few to make their slot a mismatch: said, so that no match hides them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from drafttrace.compare.describe import MAX_SERIES
+from drafttrace.compare.facts import Facts
+from drafttrace.compare.findings.base import finder, finding, name_slots
+from drafttrace.compare.judge import MATCH, NOISE, limits_of
+from drafttrace.compare.result import NOTE, Finding, SlotResult
+from drafttrace.compare.rowparts import few_beyond, of_series
+from drafttrace.compare.thresholds import DEFAULT, Thresholds
+
+_SHOWN = 8
+
+
+@finder(turn=60)
+def find(facts: Facts) -> Iterator[Finding]:
+    """One note for every slot that has such rows."""
+    if facts.reference is not None:
+        yield from few_rows(facts.slots, facts.thresholds)
+
+
+def few_rows(slots: Sequence[SlotResult], thresholds: Thresholds) -> Iterator[Finding]:
+    """As :func:`find`, from what a result keeps."""
+    for slot in slots:
+        if slot.verdict not in {MATCH, NOISE}:
+            continue
+        limits = limits_of(slot, thresholds)
+        rows = of_series(slot.series, slot.rows, MAX_SERIES // 2, _no_looser(thresholds))
+        positions = [int(p) for p in few_beyond(rows, limits)]
+        if not positions:
+            continue
+        one = len(positions) == 1
+        shown = ", ".join(map(str, positions[:_SHOWN])) + (", ..." if len(positions) > _SHOWN else "")
+        worst = max(float(v) for v in rows.rel_l2[rows.plain & ~rows.odd & (rows.rel_l2 > limits.noise)])
+        yield finding(
+            "unexplained",
+            f"{len(positions)} of {slot.rows} rows of {name_slots([slot.slot])} (position{'' if one else 's'} {shown}) "
+            f"{'is' if one else 'are'} beyond noise (relative L2 up to {worst:.3g}, limit {limits.noise:.3g}): too few "
+            f"for a mismatch, which begins at {thresholds.part:.0%} of the rows.",
+            slots=[slot.slot],
+            confidence=0.3,
+            evidence={"few_rows": positions[:50], "limit": limits.noise, "share_limit": thresholds.part},
+            remedy="Look at these rows in the HTML report, and record the prompt once more: noise does not fall on "
+            "the same positions twice.",
+            severity=NOTE,
+        )
+
+
+def _no_looser(thresholds: Thresholds) -> Thresholds:
+    """Limits of odd rows that nobody loosened: who lets such rows pass is not told of them in another way."""
+    return replace(
+        thresholds,
+        row=min(thresholds.row, DEFAULT.row),
+        row_far=min(thresholds.row_far, DEFAULT.row_far),
+        row_cosine=max(thresholds.row_cosine, DEFAULT.row_cosine),
+        row_hidden=max(thresholds.row_hidden, DEFAULT.row_hidden),
+    )

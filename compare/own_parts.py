@@ -20,6 +20,7 @@ from drafttrace.compare.measure import BLOCK_BYTES, Bools, measure_rows
 from drafttrace.compare.result import RowPart
 from drafttrace.compare.rowparts import NOISE, find_parts
 from drafttrace.compare.sample import MAX_ROWS, MAX_VALUES, Sample, Stream, slot_streams, spread, sweep_streams
+from drafttrace.compare.small_fits import small_fit
 from drafttrace.compare.thresholds import Limits, Thresholds
 from drafttrace.tracer.capture import Accepted, Capture, Ints
 from drafttrace.tracer.rows import Floats
@@ -157,4 +158,7 @@ def _explained(
     near = neighbour_distances(sample, atlas) if len(atlas) > 1 else {}
     place = locate(sample, (stream,), atlas, thresholds.located, near)[0] if len(atlas) > 1 else None
     [found] = stream_facts((stream,), (place,), sample, atlas if place is not None else (), (home,), thresholds)
+    if found.explanation is None and found.boundary in {None, stream.boundary}:
+        small = small_fit(sample.read(stream), sample.read(home), home.name, stream.boundary, ROUNDING)
+        found = found if small is None else replace(found, explanation=small)
     return found

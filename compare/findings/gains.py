@@ -92,10 +92,10 @@ def gain_text(reading: GainReading | None, tried: int) -> str:
     if reading is None:
         if not tried:
             return "one factor per channel; no norm weight is at hand to tell w, w - 1 and w² apart"
-        return (
-            f"one factor per channel, which is not w, w - 1, w + 1 or w² of any of the {tried} norm weights "
-            f"that are known"
+        known = (
+            "the one norm weight that is known" if tried == 1 else f"any of the {tried} norm weights that are known"
         )
+        return f"one factor per channel, which is not w, w - 1, w + 1 or w² of {known}"
     others = ", ".join(f"{_SHORT[kind]} {share:.0%}" for kind, share in sorted(reading.others.items()))
     return (
         f"{_MULTIPLIED_BY[reading.kind]}, for the weight w of {name_of(reading)} (it leaves {reading.left:.1%} of the "

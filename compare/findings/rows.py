@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -10,7 +10,10 @@ from drafttrace.compare.facts import Facts, RowFacts, StreamFacts
 from drafttrace.compare.findings.base import finder, finding, name_slots, quoted
 from drafttrace.compare.measured import EMBED, LAST
 from drafttrace.compare.result import NOTE, Finding, SlotResult
+from drafttrace.compare.sample import spread
 from drafttrace.compare.vocabulary import Entry, register
+
+_LOOKED_AT = 512  # rows that are not finite
 
 register(
     Entry(
@@ -208,8 +211,11 @@ def _broken(facts: Facts) -> Iterator[Finding]:
             "A buffer was handed over before it was filled, or the rows were never computed: compare eager with graphs.",
         ),
     ):
-        counts = {s.slot: _count(name, s, facts) for s in (*facts.slots, *facts.others)}
-        bad = {slot: found for slot, found in counts.items() if sum(found) and slot not in misread}
+        counts = {
+            s.slot: _beyond_misread(name, s, facts) if s.slot in misread else _count(name, s, facts)
+            for s in (*facts.slots, *facts.others)
+        }
+        bad = {slot: found for slot, found in counts.items() if sum(found)}
         if not bad:
             continue
         sides = [
@@ -217,7 +223,7 @@ def _broken(facts: Facts) -> Iterator[Finding]:
         ]
         yield finding(
             name,
-            _rows_that_are(text, sum(max(found) for found in bad.values()), bad, sides),
+            _rows_that_are(text, bad, sides),
             slots=tuple(slot for slot in bad if slot >= 0),
             confidence=0.99,
             evidence={
@@ -231,17 +237,40 @@ def _broken(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def _rows_that_are(text: str, count: int, bad: Collection[int], sides: Sequence[str]) -> str:
-    slots = [slot for slot in bad if slot >= 0]
-    beside = [name for slot, name in ((EMBED, "the embedding"), (LAST, "the last state")) if slot in bad]
-    where = " and ".join([*([name_slots(slots)] if slots else []), *beside])
-    return f"{count} {'row' if count == 1 else 'rows'} in {where} {'is' if count == 1 else 'are'} {text} " + (
-        f"({' and '.join(sides)})."
-    )
+def _rows_that_are(text: str, bad: Mapping[int, tuple[int, int]], sides: Sequence[str]) -> str:
+    """``58 rows each in slot 2 and the last state are not finite (left).``: states with other numbers have their own."""
+    counts = {slot: max(found) for slot, found in bad.items()}
+    told = []
+    for count in dict.fromkeys(counts.values()):
+        here = [slot for slot in counts if counts[slot] == count]
+        slots = [slot for slot in here if slot >= 0]
+        beside = [name for slot, name in ((EMBED, "the embedding"), (LAST, "the last state")) if slot in here]
+        where = " and ".join([*([name_slots(slots)] if slots else []), *beside])
+        each = " each" if len(here) > 1 else ""
+        told.append(f"{count} {'row' if count == 1 else 'rows'}{each} in {where}")
+    one = len(told) == 1 and set(counts.values()) == {1} and len(counts) == 1
+    return f"{', '.join(told)} {'is' if one else 'are'} {text} ({' and '.join(sides)})."
 
 
 def _is_bytes(stream: StreamFacts) -> bool:
     return stream.explanation is not None and stream.explanation.fit.name == "bytes"
+
+
+def _beyond_misread(name: str, slot: SlotResult, facts: Facts) -> tuple[int, int]:
+    """As :func:`_count` for a slot whose bytes are misread: that makes single channels NaN, in many rows. Rows without a
+    finite channel, while most others have some, are something else."""
+    alignment, rows = facts.alignment, next((r for r in facts.rows if r.slot == slot.slot), None)
+    if name != "nan-inf" or alignment is None or facts.reference is None or rows is None:
+        return 0, 0
+    found = []
+    for capture, index, broken in (
+        (facts.left, alignment.left_rows, rows.nan_left),
+        (facts.reference, alignment.reference_rows, rows.nan_reference),
+    ):
+        held = spread(index[np.isin(alignment.positions, broken)], _LOOKED_AT)
+        gone = int((~np.isfinite(capture.slots[slot.slot].rows.take(held))).all(1).sum()) if len(held) else 0
+        found.append(gone if 2 * gone < slot.rows else 0)
+    return found[0], found[1]
 
 
 def _count(name: str, slot: SlotResult, facts: Facts) -> tuple[int, int]:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from drafttrace.compare.findings.base import name_slots
 from drafttrace.compare.result import FAULT, Finding, Matrix, Result
 from drafttrace.compare.wording import (
     GROUPS,
@@ -35,6 +36,8 @@ from drafttrace.tracer.printable import printable
 
 LIMIT = 60_000
 _SPECIAL = re.compile(r"([\\`*_{}\[\]#!|<>~@&$])")
+_LINK = re.compile(r"(?i)(?:(?<=[a-z0-9]):(?=//)|(?<=mailto):|(?<=xmpp):|(?<=\bwww)\.)")
+_MOST_CAUSES = 4
 _MARK = {"match": "✅", "noise": "🟡", "mismatch": "❌", "incomparable": "⚪"}
 
 
@@ -54,9 +57,10 @@ def render(result: Result) -> str:
 
 
 def text(value: str, most: int = 400) -> str:
-    """Free text made harmless outside of code: every character with a meaning in Markdown or HTML is escaped."""
+    """Free text made harmless outside of code: every character with a meaning in Markdown or HTML is escaped, and so is
+    what would make a link of an address."""
     flat = " ".join(shorten(value, most).split())
-    return _SPECIAL.sub(_escaped, flat)
+    return _LINK.sub(lambda m: f"&#{ord(m.group(0))};", _SPECIAL.sub(_escaped, flat))
 
 
 def _escaped(match: re.Match[str]) -> str:
@@ -86,7 +90,7 @@ def code(value: str, most: int = 60) -> str:
 def _head(result: Result) -> Iterator[str]:
     yield f"## drafttrace: {_MARK[result.verdict]} {VERDICTS[result.verdict]}"
     yield ""
-    yield f"**{prose(result.summary)}**"
+    yield f"**{_verdict(result)}**"
     yield ""
     for place, (finding, remedy) in enumerate(zip(result.findings[:20], remedies(result), strict=False), 1):
         yield from _finding(place, finding, remedy)
@@ -112,6 +116,19 @@ def _head(result: Result) -> Iterator[str]:
         yield f"* first token that differs: index {difference.index}, {ids}"
         if difference.left_text is not None and difference.reference_text is not None:
             yield f"  {code(difference.left_text)} against {code(difference.reference_text)}"
+
+
+def _verdict(result: Result) -> str:
+    """One short sentence: the causes by name where there are some, which the list below tells; else the summary."""
+    faults = [f for f in result.findings if f.severity == FAULT]
+    if not faults:
+        return prose(result.summary)
+    slots: dict[str, set[int]] = {}
+    for fault in faults:
+        slots.setdefault(fault.id, set()).update(fault.slots)
+    causes = [f"{name} ({name_slots(sorted(where))})" if where else name for name, where in slots.items()]
+    more = f" and {len(causes) - _MOST_CAUSES} more" if len(causes) > _MOST_CAUSES else ""
+    return f"{'Cause' if len(causes) == 1 else 'Causes'}: {', '.join(causes[:_MOST_CAUSES])}{more}."
 
 
 def _finding(place: int, finding: Finding, remedy: str) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import io
 import re
 from dataclasses import replace
@@ -191,3 +192,21 @@ def test_notes_of_both_sides_stand_in_the_reports_escaped_and_bounded() -> None:
     line = next(line for line in markdown.splitlines() if "alert" in line and line.startswith("* note"))
     assert "<script" not in line and "@someone" not in line and len(line) < 600
     assert "</details><script>" not in page.split('<script type="application/json"')[0]
+
+
+def test_the_bold_verdict_names_the_causes_and_does_not_repeat_the_list() -> None:
+    """It was items 1 and 2 word for word, several hundred characters."""
+    bold = report_markdown.render(INCIDENT).splitlines()[2]
+    assert bold == "**Causes: slot-shift (slots 0, 1 and 2), boundary-offset (slots 0, 1 and 2).**"
+    many = replace(
+        INCIDENT, findings=tuple(replace(f, id=f"{f.id}{k}") for k in range(20) for f in INCIDENT.findings)
+    )
+    assert len(report_markdown.render(many).splitlines()[2]) < 300
+
+
+@pytest.mark.parametrize("address", ["http://evil.example/x", "HTTPS://e", "www.evil.example", "mailto:a@b.c"])
+def test_addresses_in_token_text_are_no_links(address: str) -> None:
+    shown = report_markdown.text(f"see {address} now")
+    assert "://" not in shown and "www." not in shown and "mailto:" not in shown
+    assert html.unescape(shown.replace("\\", "")) == f"see {address} now"
+    assert "://" not in report_markdown.prose(f"The token is “{address}”.")

@@ -16,6 +16,7 @@ ONLY_A_DUMP = (
     "Only what training stored can tell whether the wiring is right: drafttrace diff TRACE DUMP, with the dump that the "
     "draft was trained on; without one, drafttrace check --target DIR --draft DIR reads what the configs say."
 )
+DRAFTS_APART = "what the two drafts made of that was not compared"
 _FEW = 2.0  # tokens per round: with three steps or more, a draft that reaches less is hardly worth its time
 _STEPS = 3
 _ROUNDS = 8  # fewer say nothing
@@ -89,8 +90,9 @@ def both_agree(acceptance: Acceptance, consumed: str, limit: float, evidence: di
     return finding(
         "downstream",
         f"Both sides agree, and the accept length is {acceptance.observed:.2f}{expected} (too low below {limit:.2f}). Two "
-        f"traces that agree do not prove their wiring: all slots match, and {consumed}, so either both recordings are "
-        "miswired alike, or the fault is downstream of fc. No training dump was compared, and only one can tell which.",
+        f"traces that agree do not prove their wiring: all slots match, and {consumed} ({DRAFTS_APART}), so either both "
+        "recordings are miswired alike, or the fault is downstream of fc. No training dump was compared, and only one can "
+        "tell which.",
         confidence=0.5,
         evidence={**evidence, "too_low_below": limit, "between_traces": True},
         remedy=f"{ONLY_A_DUMP} If that matches, the fault is downstream: {acceptance_hint(acceptance)} {LOOK_NEXT}",

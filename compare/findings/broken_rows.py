@@ -18,6 +18,7 @@ from drafttrace.tracer.boundary import boundary_name
 from drafttrace.tracer.capture import Phase
 
 _ARE = {NOT_FINITE: "not finite", ZERO: "zero", CONSTANT: "one and the same for different tokens"}
+_LIMIT = {NOT_FINITE: "none may be", ZERO: "none may be", CONSTANT: "at most half of a pass's may be"}
 _PHASES = {
     Phase.PREFILL: "prefill",
     Phase.VERIFY: "verify",
@@ -130,7 +131,7 @@ def _told(kind: str, group: Sequence[tuple[str, BrokenTap]], beside: bool) -> st
     where = _name(first.tap) if len(group) == 1 else _names([one.tap for _, one in group])
     side = f" of the {side} side" if beside else ""
     one = first.count == 1
-    begins = f"first at position {first.begins.position}{_pass(first.begins)}"
+    begins = f"first at position {first.begins.position}{_pass(first.begins)}; {_LIMIT[kind]}"
     return f"{first.count} of {first.rows} rows in {where}{side} {'is' if one else 'are'} {_ARE[kind]} ({begins})"
 
 

@@ -89,7 +89,7 @@ def find(facts: Facts) -> Iterator[Finding]:
     told |= {leak.slot for leak in leaks if leak.slot is not None}
     moved = [m for m in mapped if m.slot not in told]
     if moved and not facts.moved:
-        yield moved_rows(moved)
+        yield moved_rows(moved, facts)
     if not padded and not leaks:
         yield from padded_batches(facts, told | {m.slot for m in mapped})
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from drafttrace.compare.facts import Facts
-from drafttrace.compare.fc_input import FcSlot
+from drafttrace.compare.fc_input import FIT, FITS, FcSlot
 from drafttrace.compare.findings.base import finder, finding, name_slots
 from drafttrace.compare.result import Finding
 
@@ -32,6 +32,11 @@ _REMEDY = {
     "rotation": "Undo the rotation of the quantisation before the states are handed over, or fold it into fc's weight.",
     "dtype-reinterpretation": "State the number format where the bytes are handed over: bf16 and fp16 have the same width.",
 }
+_STALE = "The draft ran on a buffer of an earlier pass: compare with --disable-cuda-graph; look for a skipped copy."
+_PROMPT = (
+    "They are rows of the prompt: look at what gathers the prompt's rows for the draft's extend (chunks of the prefill: "
+    "--chunked-prefill-size -1 confirms it; a cached prefix: --disable-radix-cache; the other requests of the batch)."
+)
 _HAND_OVER = "Look at what concatenates the aux states between target and draft."
 
 
@@ -143,8 +148,13 @@ def _stale(stale: Sequence[FcSlot]) -> Finding:
         slots=[s.slot for s in stale],
         confidence=0.95,
         evidence={str(s.slot): [list(pair) for pair in s.stale] for s in stale},
-        remedy="The draft ran on a buffer of an earlier pass: compare with --disable-cuda-graph; look for a skipped copy.",
+        remedy=_PROMPT if _in_prompt_alone(stale) else _STALE,
     )
+
+
+def _in_prompt_alone(slots: Sequence[FcSlot]) -> bool:
+    touched = {phase for slot in slots for phase, (same, rows) in slot.equal_by_phase.items() if same < rows}
+    return touched == {"draft_extend_prefill"}
 
 
 def _transformed(slots: Sequence[FcSlot]) -> Iterator[Finding]:
@@ -159,7 +169,8 @@ def _transformed(slots: Sequence[FcSlot]) -> Iterator[Finding]:
         told = [s for s, _ in found]
         yield finding(
             name,
-            f"fc's input is not the target's aux in {name_slots([s.slot for s in told])}: {what}{_where(told)}.",
+            f"fc's input is not the target's aux in {name_slots([s.slot for s in told])}: {what}{_where(told)} "
+            f"({_left_over(told)}).",
             slots=[s.slot for s in told],
             confidence=0.9,
             evidence={
@@ -170,12 +181,28 @@ def _transformed(slots: Sequence[FcSlot]) -> Iterator[Finding]:
         )
 
 
+def _left_over(slots: Sequence[FcSlot]) -> str:
+    """How far the rows are off, and what the best fit leaves of that, beside what it may leave."""
+    told = []
+    for slot in slots:
+        plain = next((fit.residual for fit in slot.fits if fit.name == "identity"), None)
+        best = next((fit for fit in slot.fits if fit.name != "identity"), None)
+        text = f"{slot.rows - slot.equal} of {slot.rows} rows differ"
+        text += f" by a median relative L2 of {plain:.3g}" if plain is not None else ""
+        if best is not None:
+            text += f"; the best fit leaves {best.residual:.2g}, limit {FITS.get(best.name, FIT):g}"
+        told.append(text)
+    if len(set(told)) == 1:
+        return told[0]
+    return "; ".join(f"slot {slot.slot}: {text}" for slot, text in zip(slots, told, strict=True))
+
+
 def _unknown(slots: Sequence[FcSlot]) -> Finding:
     rows, of = max((s.rows - s.equal, s.rows) for s in slots)
     return finding(
         "unexplained",
         f"fc's input differs from the target's aux in {name_slots([s.slot for s in slots])} ({rows} of {of} "
-        f"rows){_where(slots)}; no known cause fits.",
+        f"rows){_where(slots)}; no known cause fits ({_left_over(slots)}).",
         slots=[s.slot for s in slots],
         confidence=0.5,
         evidence={str(s.slot): _evidence(s) for s in slots},

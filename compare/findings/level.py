@@ -12,6 +12,7 @@ import numpy as np
 
 from drafttrace.compare.acceptance import judged_low, low_limit
 from drafttrace.compare.findings.accept_lengths import (
+    DRAFTS_APART,
     LOOK_NEXT,
     ONLY_A_DUMP,
     accept_notes,
@@ -216,7 +217,9 @@ def conclusion(ending: Ending, found: Sequence[Finding], verdict_without: str) -
     consumed = {
         "equal": "fc received the target's states bit for bit",
         "normed": "fc received the target's states through the norm that its config asks for",
-    }.get(acceptance.fc_in, "what fc received was not recorded")
+    }.get(
+        acceptance.fc_in, "what fc received was held against nothing (it was not recorded, or there are no slots)"
+    )
     low, shown = judged_low(acceptance, ending.thresholds)
     notes = () if low else tuple(accept_notes(acceptance))
     if ending.alone:
@@ -231,11 +234,12 @@ def conclusion(ending: Ending, found: Sequence[Finding], verdict_without: str) -
         return (*notes, *more, *_uncovered(acceptance))
     head = "No fault is shown" if notes else "Nothing is wrong"
     head = "Both sides agree" if acceptance.between_traces else head
+    undone = f" ({DRAFTS_APART})" if acceptance.between_traces else ""
     return (
         *notes,
         finding(
             "none",
-            f"{head}: all slots match, and {consumed}{_observed(acceptance)}.",
+            f"{head}: all slots match, and {consumed}{undone}{_observed(acceptance)}.",
             slots=range(ending.slots),
             confidence=0.95,
             evidence=_evidence(acceptance),
@@ -352,11 +356,14 @@ def _uncovered(acceptance: Acceptance) -> Iterator[Finding]:
 
 def _alone(acceptance: Acceptance, consumed: str, low: bool) -> Finding:
     """One trace that agrees with itself: that says nothing about what training fed."""
+    head, sure = "The trace agrees with itself", 0.95
+    if acceptance.fc_in == "unknown":
+        head, sure = "Nothing in the trace contradicts it", 0.5
     doubt = "; that is low, and only the training dump can say whether these are the states that it was trained on"
     return finding(
         "none",
-        f"The trace agrees with itself: {consumed}{_observed(acceptance)}{doubt if low else ''}.",
-        confidence=0.95,
+        f"{head}: {consumed}{_observed(acceptance)}{doubt if low else ''}.",
+        confidence=sure,
         evidence=_evidence(acceptance),
         remedy="Compare with the training dump: drafttrace diff TRACE DUMP."
         + (f" {acceptance_hint(acceptance)}" if low else ""),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from drafttrace.compare.facts import Facts
 from drafttrace.compare.findings.base import finding
@@ -28,6 +28,10 @@ register(
 _STALE = (
     "A buffer was read before it was written for this pass: compare eager with graphs (--disable-cuda-graph), and look for "
     "a copy that is skipped when a shape differs (EAGLEDraftExtendCudaGraphRunner skips hidden states of another width)."
+)
+_PROMPT = (
+    "They are rows of the prompt, which no draft has touched: look at what gathers the prompt's rows (chunks of the "
+    "prefill: --chunked-prefill-size -1 confirms it; a cached prefix: --disable-radix-cache; the batch's other requests)."
 )
 _STALE_DUMP = (
     "The writer of the dump reused a buffer, or wrote a row before it was computed: clone the states where they are "
@@ -58,8 +62,14 @@ def stale_rows(repeats: Sequence[Repeat], side: str, facts: Facts) -> Finding:
             str(repeat.slot): {str(c.position): [source.position, source.round] for c in copies[:20]}
             for repeat, source, copies in pairs
         },
-        remedy=_STALE if side == "left" else _STALE_DUMP,
+        remedy=_STALE_DUMP if side != "left" else _PROMPT if _in_prompt(positions, facts) else _STALE,
     )
+
+
+def _in_prompt(positions: Iterable[int], facts: Facts) -> bool:
+    """Whether all of them are positions of the prompt."""
+    length = facts.left.prompt_length
+    return length is not None and all(position < length for position in positions)
 
 
 def _copies(repeat: Repeat, odd: Collection[int]) -> tuple[RowAt, tuple[RowAt, ...]]:
@@ -76,7 +86,7 @@ def _is_earlier(source: RowAt, copy: RowAt) -> bool:
     return (source.frame, source.row) < (copy.frame, copy.row)
 
 
-def moved_rows(maps: Sequence[RowMap]) -> Finding:
+def moved_rows(maps: Sequence[RowMap], facts: Facts) -> Finding:
     """Rows that are the reference's state of another position, without a pattern that ranks leave."""
     first = maps[0]
     position, source = first.pairs[0]
@@ -90,5 +100,5 @@ def moved_rows(maps: Sequence[RowMap]) -> Finding:
             str(m.slot): {"rel_l2": m.rel_l2, "position_holds_state_of": [list(p) for p in m.pairs[:20]]}
             for m in maps
         },
-        remedy=_STALE,
+        remedy=_PROMPT if _in_prompt((p for m in maps for p, _ in m.pairs), facts) else _STALE,
     )

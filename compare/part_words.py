@@ -31,6 +31,20 @@ def part_level(part: RowPart) -> str:
     return f"median relative L2 {part.rel_l2:.3g}, {against}; the other rows {part.others_rel_l2:.3g}"
 
 
+def part_levels(parts: Sequence[RowPart]) -> str:
+    """As :func:`part_level`; for the parts of several slots the range of each number, which JSON tells slot by slot."""
+    if len(parts) == 1:
+        return part_level(parts[0])
+    names = ("rel_l2", "limit", "others_rel_l2")
+    own, limit, others = (_range([getattr(part, name) for part in parts]) for name in names)
+    return f"median relative L2 {own}, limits {limit}; the other rows {others}"
+
+
+def _range(values: Sequence[float]) -> str:
+    low, high = f"{min(values):.3g}", f"{max(values):.3g}"
+    return low if low == high else f"{low} to {high}"
+
+
 def levels_of(slots: Sequence[SlotResult]) -> str:
     """``median relative L2 0.3, limit 0.25``; for several slots each one's."""
     levels = [f"{slot.rel_l2.p50:.3g}, limit {slot.judged.noise_limit:.3g}" for slot in slots]
@@ -71,3 +85,22 @@ def part_hint(part: RowPart) -> str:
     if part.kind == "every":
         return f"Look at what handles rows in blocks of {part.step}: ranks, pages of the cache, or a kernel's tile."
     return "Look at what these rows have in common: the same round or batch, ranks, or tokens of one kind."
+
+
+_ONLY_HERE = {
+    "scale": "A multiplier is applied in these rows alone, or is left out there.",
+    "norm-extra": "A norm is applied on one side in these rows alone: look for a second code path with its own norm.",
+    "norm-missing": "A norm is left out on one side in these rows alone: look for a second code path without it.",
+    "norm-gain": "These rows are multiplied by other factors per channel: look for a second code path with its own norm.",
+    "rotation": "These rows alone are in another basis: look for a rotation (QuaRot) that one code path leaves out.",
+    "zero-rows": "A part of these rows was never filled: a shard that was not gathered, or a copy that is too narrow.",
+    "dtype-reinterpretation": "Where these rows are written or read, a buffer was viewed in the other 16-bit format and not "
+    "converted.",
+    "residual-missing": "In these rows alone the residual was not added: look for a second code path that hands over the "
+    "layer's output without it.",
+}
+
+
+def part_remedy(name: str, part: RowPart) -> str:
+    """Where to look for a cause that holds in some rows only: what puts a whole slot right does not put them right."""
+    return f"{part_hint(part)} {_ONLY_HERE.get(name, '')}".strip()

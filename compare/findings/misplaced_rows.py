@@ -105,7 +105,7 @@ def mixed_by_rank(
     assert blocks is not None
     slots = [*([m.slot for m in maps] or [r.slot for r in repeats]), *more]
     known = rank_count(facts.left) if side == "left" else 0
-    tail = f"; the server has {known} ranks" if known else ""
+    tail = f"; the server has {known} rank{'' if known == 1 else 's'}" if known else ""
     where = "" if side == "left" else " of the reference"
     return finding(
         "rows-by-rank",

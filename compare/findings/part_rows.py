@@ -11,10 +11,11 @@ from drafttrace.compare.findings.base import finder, finding, name_slots
 from drafttrace.compare.findings.rows import placeholder_span
 from drafttrace.compare.findings.value_words import text_of
 from drafttrace.compare.findings.values import finding_id
-from drafttrace.compare.part_words import part_hint, part_level, part_name
+from drafttrace.compare.part_words import part_levels, part_name, part_remedy
 from drafttrace.compare.result import Finding
 from drafttrace.tracer.boundary import boundary_name
 
+_RIGHT = 0.5  # of the limit: rows that far below it are right
 _SIDE = "A sweep over these rows tells which side it is: drafttrace record --boundaries all --boundary-rows N."
 
 
@@ -53,15 +54,29 @@ def part_causes(facts: Facts) -> tuple[PartCause, ...]:
         for fact in facts.parts
         if fact.slot not in facts.copies.slots and fact.slot not in spans
     )
-    return tuple(cause for cause in found if cause is not None)
+    return tuple(cause for cause in found if cause is not None and not _of_the_whole(facts, cause))
+
+
+def _of_the_whole(facts: Facts, cause: PartCause) -> bool:
+    """Whether the rows are only those of a slot in which a cause that holds in every row shows most."""
+    streams = facts.left_streams if cause.side == "left" else facts.reference_streams
+    whole = _whole(streams, cause.fact.slot)
+    if cause.explanation is None or whole is None or whole.explanation is None or cause.fact.part.kind != "spread":
+        return False
+    mine, all_rows = cause.explanation.fit, whole.explanation.fit
+    return mine.name == all_rows.name == "zeroed" and set(mine.fitted["channels"]) == set(
+        all_rows.fitted["channels"]
+    )
 
 
 def without_wholes(found: Sequence[Finding]) -> list[Finding]:
-    """The findings without those that tell of a whole slot what is told of the larger part of its rows."""
+    """The findings without those that tell of a whole slot what is told of the larger part of its rows, or of an ordered
+    part (a phase, a run, every Nth row) beside which the others match."""
     parts = [
         (f.id, set(f.slots))
         for f in found
-        if (part := f.evidence.get("part")) and 2 * part["rows"] > part["compared"]
+        if (part := f.evidence.get("part"))
+        and (2 * part["rows"] > part["compared"] or (part["kind"] != "spread" and part["others_match"]))
     ]
 
     def again(one: Finding) -> bool:
@@ -174,26 +189,19 @@ def _told(facts: Facts, causes: Sequence[PartCause]) -> Finding:
     slots = [cause.fact.slot for cause in causes]
     whose = "the server's" if first.side == "left" else "the reference's"
     who = f"{part_name(part)} of {whose} {name_slots(slots)}"
-    who = who[0].upper() + who[1:]
+    who, remedy = who[0].upper() + who[1:], ""
     if first.explanation is not None:
         members = [(c.fact.slot, c.explanation) for c in causes if c.explanation is not None]
-        text, remedy = text_of(first.id, who, members, facts, one=False)
+        text, _ = text_of(first.id, who, members, facts, one=False)
         text = text.removesuffix(".")
         if any(cause.unsure for cause in causes):
             text += ", or the other side's the other way round: the rows do not show which of the sides is wrong"
-            remedy += f" {_SIDE}"
+            remedy = _SIDE
     else:
         texts = [cause.text for cause in causes]
-        text = f"{who} " + (
-            texts[0] if len(set(texts)) == 1 else "; ".join(f"in slot {c.fact.slot} they {c.text}" for c in causes)
-        )
-        remedy = ""
-    levels = [part_level(cause.fact.part) for cause in causes]
-    level = (
-        levels[0]
-        if len(levels) == 1
-        else "; ".join(f"slot {s}: {one}" for s, one in zip(slots, levels, strict=True))
-    )
+        each = "; ".join(f"in slot {c.fact.slot} they {c.text}" for c in causes)
+        text = f"{who} {texts[0]}" if len(set(texts)) == 1 else f"{who} differ: {each}"
+    level = part_levels([cause.fact.part for cause in causes])
     return finding(
         first.id,
         f"{text}, {'unlike the other rows there' if first.fact.own else 'while the others match'} ({level}).",
@@ -204,7 +212,7 @@ def _told(facts: Facts, causes: Sequence[PartCause]) -> Finding:
             "part": part_evidence(first.fact),
             "slots": {str(cause.fact.slot): cause.evidence for cause in causes},
         },
-        remedy=f"{part_hint(part)} {remedy}".strip(),
+        remedy=f"{part_remedy(first.id, part)} {remedy}".strip(),
     )
 
 
@@ -221,4 +229,5 @@ def part_evidence(fact: PartFacts) -> dict[str, Any]:
         "last": part.last,
         "step": part.step,
         "positions": [int(p) for p in fact.positions[:64]],
+        "others_match": not fact.own and part.others_rel_l2 <= _RIGHT * part.limit,
     }

@@ -23,8 +23,8 @@ def text_of(
     fitted = e.fit.fitted
     if name == "scale":
         return (
-            f"{who} {is_} {of} times {_factors(members)}{_known_factor(fitted['factor'], facts)}: one number explains the "
-            "difference.",
+            f"{who} {is_} {of} times {_factors(members)}{_known_factor(fitted['factor'], facts)}: "
+            f"{'one number explains' if _one_factor(members) else 'a number for each slot explains'} the difference.",
             "Apply the same multiplier on both sides: the embedding scale (sqrt(H)) or the target's muP multipliers are "
             "missing or applied twice on one of them.",
         )
@@ -79,6 +79,8 @@ def _channels(channels: Ints, facts: Facts) -> str:
     """``48 of 96, from 48 to 95``."""
     width = facts.left.hidden_size or 0
     first, last = int(channels[0]), int(channels[-1])
+    if first == last:
+        return f"1 of {width}, channel {first}"
     inside = "all of" if last - first + 1 == len(channels) else "in"
     return f"{len(channels)} of {width}, {inside} {first} to {last}"
 
@@ -105,10 +107,16 @@ def _each(members: Sequence[tuple[int, Explanation]], text: Callable[[Explanatio
     return texts[0] if len(set(texts)) == 1 else " " + _by_slot(members, [t.strip() or "unknown" for t in texts])
 
 
+def _one_factor(members: Sequence[tuple[int, Explanation]]) -> bool:
+    """Whether all have one factor."""
+    factors = [e.fit.fitted["factor"] for _, e in members]
+    return bool(max(factors) - min(factors) <= _SAME_FACTOR * abs(factors[0]))
+
+
 def _factors(members: Sequence[tuple[int, Explanation]]) -> str:
     """The factor, or every slot's where they are not the same."""
     factors = [e.fit.fitted["factor"] for _, e in members]
-    if max(factors) - min(factors) <= _SAME_FACTOR * abs(factors[0]):
+    if _one_factor(members):
         return f"{factors[0]:.4g}"
     return _by_slot(members, [f"{factor:.4g}" for factor in factors])
 

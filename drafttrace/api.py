@@ -248,7 +248,7 @@ def record(
     prompt: str | None = None,
     input_ids: Sequence[int] | None = None,
     messages: Sequence[Mapping[str, Any]] | None = None,
-    from_dump: PathLike | None = None,
+    from_dump: Source | None = None,
     whole: bool = False,
     max_new_tokens: int = 64,
     temperature: float = 0.0,
@@ -262,10 +262,11 @@ def record(
 ) -> Recorded:
     """Send one request to a live server with the plugin on, and fetch its trace into ``out``.
 
-    Give exactly one of prompt, input_ids, messages, from_dump. whole: with from_dump, send the sample's last answer, too,
-    as part of the prompt. boundaries: which of the target's boundaries to sweep (auto: all, on the first 64 rows; all;
-    none; or a list like ``"B3,B31"``). boundary_rows: rows that the sweep covers. token: the one that ``serve --token``
-    asks for. api_key: that of SGLang. keep: leave the trace on the server, too. timeout: seconds for the answer.
+    Give exactly one of prompt, input_ids, messages, from_dump (a path, or an open capture). whole: with from_dump, send the
+    sample's last answer, too, as part of the prompt. boundaries: which of the target's boundaries to sweep (auto: all, on
+    the first 64 rows; all; none; or a list like ``"B3,B31"``). boundary_rows: rows that the sweep covers. token: the one
+    that ``serve --token`` asks for. api_key: that of SGLang. keep: leave the trace on the server, too. timeout: seconds for
+    the answer.
     Raises ServerProblem where the server is not there, has no plugin or refuses; OutputExists for a taken ``out``.
     """
     from drafttrace.tracer.client import Client, Sampling
@@ -289,17 +290,19 @@ def _prompt(
     text: str | None,
     input_ids: Sequence[int] | None,
     messages: Sequence[Mapping[str, Any]] | None,
-    from_dump: PathLike | None,
+    from_dump: Source | None,
     whole: bool,
 ) -> Prompt:
     from drafttrace.tracer.client import Prompt
-    from drafttrace.tracer.commands.record import prompt_of_dump
+    from drafttrace.tracer.commands.prompts import prompt_of_capture, prompt_of_dump
 
     given = [value for value in (text, input_ids, messages, from_dump) if value is not None]
     if len(given) != 1:
         raise DrafttraceError(
             f"{len(given)} prompts were given; give one of prompt, input_ids, messages, from_dump."
         )
+    if isinstance(from_dump, Capture):
+        return prompt_of_capture(from_dump, from_dump.path, whole=whole)
     if from_dump is not None:
         return prompt_of_dump(os.fspath(from_dump), whole=whole)
     ids = None if input_ids is None else tuple(int(token) for token in input_ids)

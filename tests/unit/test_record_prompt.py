@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from drafttrace.tracer.capture import Capture, RowTable
-from drafttrace.tracer.commands.record import answer_start
+from drafttrace.tracer.commands.prompts import answer_start
 
 
 def sample(mask: list[int] | None, length: int = 8, valid: int = 0) -> Capture:

@@ -6,12 +6,12 @@ import contextlib
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from drafttrace.tracer.capture import Ints
+from drafttrace.tracer.capture import Capture, Ints
 from drafttrace.tracer.dumps.folder import Collection, open_collection
-from drafttrace.tracer.dumps.registry import FolderLayout, Request, SampleRef
+from drafttrace.tracer.dumps.registry import FieldMap, FolderLayout, Request, SampleRef
 from drafttrace.tracer.dumps.token_index import (
     LENGTHS,
     STARTS,
@@ -22,7 +22,7 @@ from drafttrace.tracer.dumps.token_index import (
     prefix_hashes,
     sample_tokens,
 )
-from drafttrace.tracer.errors import DrafttraceError, UnreadableFile
+from drafttrace.tracer.errors import DrafttraceError, UnknownFormat, UnreadableFile
 from drafttrace.tracer.open import is_trace_file
 from drafttrace.tracer.trace.reader import read_tokens
 
@@ -77,6 +77,7 @@ def plan(folder: str, against: str, format_id: str | None, request: Request) -> 
     """
     dump = open_collection(Path(folder), format_id, request)
     places = Places(dump)
+    dump = with_fields(dump, request.fields)
     if is_url(against):
         for ref in dump.refs:
             yield Job(places.of(ref), None, against, _stamp(ref.file))
@@ -88,6 +89,28 @@ def plan(folder: str, against: str, format_id: str | None, request: Request) -> 
         found, problem = matcher.match(entry, lambda ref=ref: sample_tokens(dump, ref), ref.number)  # type: ignore[misc]
         stamp = _stamp(ref.file, *([found.file] if found is not None else []))
         yield Job(reference, found.source if found is not None else None, None, stamp, problem)
+
+
+@dataclass(frozen=True)
+class _Named(Collection):
+    """Samples of a layout of the user's own: whoever reads one, if only its tokens, needs the names of its fields."""
+
+    fields: FieldMap = field(default_factory=FieldMap)
+
+    def read(self, ref: SampleRef, request: Request) -> Capture:
+        return super().read(ref, replace(request, fields=self.fields))
+
+
+def with_fields(dump: Collection, fields: FieldMap) -> Collection:
+    """The dump, to be read by the named fields where it has no layout of its own.
+
+    Its layout's id tells them, so that the index of tokens is not taken for that of other fields.
+    """
+    layout = dump.layout
+    if layout.id != "MAPPED" or isinstance(layout, FolderLayout):
+        return dump
+    named = replace(layout, id=f"MAPPED {fields}")
+    return _Named(dump.path, named, dump.why, dump.refs, dump.left_out, dump.overruled, fields)
 
 
 class Places:
@@ -116,8 +139,9 @@ def served_side(path: Path, request: Request) -> list[Served]:
         traces = [path] if path.is_file() and is_trace_file(path) else []
     if traces:
         return [found for file in traces if (found := _served_trace(file)) is not None]
-    dump = open_collection(path, None, request)
+    dump = _open_served(path, request)
     places = Places(dump)
+    dump = with_fields(dump, request.fields)
     return [
         Served(
             places.of(ref),
@@ -127,6 +151,16 @@ def served_side(path: Path, request: Request) -> list[Served]:
         )
         for ref, entry in zip(dump.refs, entries(dump), strict=True)
     ]
+
+
+def _open_served(path: Path, request: Request) -> Collection:
+    """The dump that was served, whose fields are the ones that were named where it is of no known layout."""
+    try:
+        return open_collection(path, None, request)
+    except UnknownFormat:
+        if request.fields == FieldMap():
+            raise
+        return open_collection(path, "MAPPED", request)
 
 
 def _served_trace(file: Path) -> Served | None:

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from drafttrace.compare.result import Result
     from drafttrace.tracer.capture import Capture
     from drafttrace.tracer.dumps.folder import Collection
-    from drafttrace.tracer.dumps.registry import Request
+    from drafttrace.tracer.dumps.registry import FieldMap, Request
 
 
 @dataclass(frozen=True)
 class Settings:
     """What holds for every job.
 
-    thresholds: as ``--threshold`` gives them. hidden_size, layer_ids, numbering: what the dump does not say.
+    thresholds: as ``--threshold`` gives them. hidden_size, layer_ids, numbering, fields: what the dump does not say.
     max_new_tokens, token, api_key, timeout, keep: for a server (keep: a folder for the traces, None to drop them).
     """
 
@@ -33,6 +33,7 @@ class Settings:
     hidden_size: int | None = None
     layer_ids: tuple[int, ...] | None = None
     numbering: str = ""
+    fields: FieldMap | None = None
     max_new_tokens: int = 16
     token: str | None = None
     api_key: str | None = None
@@ -41,9 +42,10 @@ class Settings:
 
     def request(self, *, tokens_only: bool = False, lenient: bool = False) -> Request:
         """What the dump does not say, as its readers take it."""
-        from drafttrace.tracer.dumps.registry import Request
+        from drafttrace.tracer.dumps.registry import FieldMap, Request
 
         return Request(
+            fields=self.fields or FieldMap(),
             hidden_size=self.hidden_size,
             layer_ids=self.layer_ids,
             numbering=self.numbering,
@@ -84,7 +86,8 @@ def _served(job: Job, settings: Settings, folder: Path) -> Capture:
     if job.left is not None:
         return open_source(job.left, settings, None)
     from drafttrace.tracer.client import Client, Sampling
-    from drafttrace.tracer.commands.record import parse_taps, prompt_of_capture, record_one
+    from drafttrace.tracer.commands.prompts import prompt_of_capture
+    from drafttrace.tracer.commands.record import parse_taps, record_one
 
     sample = open_source(job.reference, settings, None, tokens_only=True)
     place = Path(settings.keep) if settings.keep is not None else folder

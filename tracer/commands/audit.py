@@ -11,9 +11,18 @@ import typer
 
 from drafttrace.tracer import output
 from drafttrace.tracer.commands.common import CAUSE, Json, Quiet, Verbose, examples
-from drafttrace.tracer.commands.reading import HiddenSize, LayerIds
+from drafttrace.tracer.commands.reading import (
+    Boundaries,
+    HiddenSize,
+    LastName,
+    LastNorm,
+    LayerIds,
+    MaskName,
+    SlotNames,
+    TokensName,
+    said,
+)
 from drafttrace.tracer.errors import DrafttraceError
-from drafttrace.tracer.layer_ids import parse_ids
 
 _SERVER = "Against a server"
 
@@ -50,6 +59,12 @@ def audit(
     format_name: Annotated[str | None, typer.Option("--format", help="Read FOLDER as this format.")] = None,
     hidden_size: HiddenSize = None,
     layer_ids: LayerIds = None,
+    slots: SlotNames = None,
+    tokens: TokensName = None,
+    last: LastName = None,
+    last_norm: LastNorm = None,
+    mask: MaskName = None,
+    boundaries: Boundaries = None,
     max_new_tokens: Annotated[
         int, typer.Option(min=1, help="Tokens to generate for each sample.", rich_help_panel=_SERVER)
     ] = 16,
@@ -89,12 +104,15 @@ def audit(
     output.refuse_twice(json_out, out)
     if out.is_dir() or not out.absolute().parent.is_dir():
         raise DrafttraceError(f"The output '{out}' cannot be written; give a file name in a folder that exists.")
-    ids, numbering = parse_ids(layer_ids)
+    dump = said(hidden_size, layer_ids, slots, tokens, last, last_norm, mask, boundaries)
+    if dump.mapping is not None and format_name is None:
+        format_name = "MAPPED"
     settings = Settings(
         thresholds=bounds,
         hidden_size=hidden_size,
-        layer_ids=ids,
-        numbering=numbering,
+        layer_ids=dump.request.layer_ids,
+        numbering=dump.request.numbering,
+        fields=dump.mapping,
         max_new_tokens=max_new_tokens,
         token=token,
         api_key=api_key,

@@ -60,6 +60,9 @@ MaskName = Annotated[
     str | None,
     typer.Option("--mask", metavar="NAME", help="The field that holds the loss mask.", rich_help_panel=PANEL),
 ]
+DumpFormat = Annotated[
+    str | None, typer.Option("--format", metavar="ID", help="Read the dump as this format.", rich_help_panel=PANEL)
+]
 Boundaries = Annotated[
     str | None,
     typer.Option(
@@ -95,6 +98,17 @@ def said(
     mapping = _mapping(slots, tokens, last, last_norm, mask, boundaries)
     ids, numbering = parse_ids(layer_ids)
     return Said(mapping, Request(hidden_size=hidden_size, layer_ids=ids, numbering=numbering))
+
+
+def refuse_without_dump(spec: str | None, format: str | None, dump: Said) -> None:
+    """Raise DrafttraceError where something is said of a dump, and --from-dump names none."""
+    from drafttrace.tracer.dumps.registry import Request
+
+    given = format is not None or dump.mapping is not None or dump.request != Request()
+    if spec is None and given:
+        raise DrafttraceError(
+            "--format, --slots, --tokens and their like say how a dump is read, and none is; give it with --from-dump."
+        )
 
 
 def _mapping(

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -17,11 +16,21 @@ from drafttrace.tracer import output
 from drafttrace.tracer.client import Client, Generated, Health, Prompt, Sampling, move_into_place
 from drafttrace.tracer.commands import asking
 from drafttrace.tracer.commands.common import LIVE, Json, Quiet, Verbose, examples
+from drafttrace.tracer.commands.prompts import prompt_of_dump, read_ids, read_messages, read_text
+from drafttrace.tracer.commands.reading import (
+    DumpFormat,
+    HiddenSize,
+    LastName,
+    LastNorm,
+    LayerIds,
+    MaskName,
+    SlotNames,
+    TokensName,
+    refuse_without_dump,
+    said,
+)
 from drafttrace.tracer.errors import DrafttraceError, OutputExists, ServerProblem
 from drafttrace.tracer.printable import printable
-
-if TYPE_CHECKING:
-    from drafttrace.tracer.capture import Capture
 
 
 @dataclass(frozen=True)
@@ -57,90 +66,6 @@ class Recorded:
             "accept_length": self.generated.accept_length,
             "text": self.generated.text,
         }
-
-
-def read_ids(path: Path) -> tuple[int, ...]:
-    """Token ids from a JSON list or from numbers separated by white space or commas."""
-    text = read_text(path, "input ids")
-    try:
-        values = json.loads(text) if text.lstrip().startswith("[") else text.replace(",", " ").split()
-        ids = tuple(int(value) for value in values)
-    except (ValueError, TypeError):
-        raise DrafttraceError(
-            f"The file '{path}' holds no token ids; write a JSON list like [1, 2, 3], or numbers separated by spaces."
-        ) from None
-    if any(value < 0 for value in ids):
-        raise DrafttraceError(f"The file '{path}' holds a negative token id ({min(ids)}); give ids from 0 on.")
-    return ids
-
-
-def read_messages(path: Path) -> tuple[Mapping[str, Any], ...]:
-    """Chat messages ``[{"role": ..., "content": ...}, ...]``, alone or under the key ``messages``."""
-    try:
-        value = json.loads(read_text(path, "messages"))
-    except ValueError as error:
-        raise DrafttraceError(f"The file '{path}' is no JSON ({error}); write a list of chat messages.") from None
-    if isinstance(value, dict):
-        value = value.get("messages")
-    if not isinstance(value, list) or not all(isinstance(message, dict) and "role" in message for message in value):
-        raise DrafttraceError(
-            f"The file '{path}' holds no chat messages; write a list of objects with 'role' and 'content'."
-        )
-    return tuple(value)
-
-
-def read_text(path: Path, what: str) -> str:
-    """The text of a file that an option names. Raises DrafttraceError where it cannot be read."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise DrafttraceError(f"The {what} file '{path}' is not UTF-8 text; save it as UTF-8.") from None
-    except OSError as error:
-        raise DrafttraceError(
-            f"The {what} file '{path}' cannot be read ({error.strerror}); check the name."
-        ) from None
-
-
-def answer_start(capture: Capture) -> int | None:
-    """Where the last answer of a training sample begins: the start of the last run of the loss mask.
-
-    None where the file keeps no mask, or the mask does not end in an answer that follows a prompt.
-    """
-    length = capture.valid_length or len(capture.tokens)
-    if capture.mask is None or length == 0:
-        return None
-    mask = [bool(value) for value in capture.mask[:length]]
-    stop = next((i for i in range(length - 1, -1, -1) if mask[i]), None)
-    if stop is None:
-        return None
-    start = next((i + 1 for i in range(stop, -1, -1) if not mask[i]), 0)
-    return start or None
-
-
-def prompt_of_dump(spec: str, *, whole: bool = False) -> Prompt:
-    """The dump's own token ids, so that both sides hold the same prompt.
-
-    The server is left to write the last answer itself: after a finished answer comes nothing that a model was trained
-    on, and its accept length there would say nothing. ``whole`` sends the answer, too.
-    """
-    from drafttrace.tracer.open import open_capture
-
-    return prompt_of_capture(open_capture(spec), spec, whole=whole)
-
-
-def prompt_of_capture(capture: Capture, spec: str, *, whole: bool = False) -> Prompt:
-    """As :func:`prompt_of_dump`, for a dump that is open; ``spec`` is what the user calls it."""
-    capture.need_real_tokens("ask a server")
-    length = capture.valid_length or len(capture.tokens)
-    cut = None if whole else answer_start(capture)
-    ids = tuple(int(token) for token in capture.tokens[: cut or length])
-    if any(token < 0 for token in ids):
-        where = next(i for i, token in enumerate(ids) if token < 0)
-        raise DrafttraceError(
-            f"The dump '{spec}' ({capture.format}) does not keep the token at position {where}, so its prompt cannot "
-            "be sent; give the prompt with --input-ids."
-        )
-    return Prompt(input_ids=ids)
 
 
 def new_corner() -> str:
@@ -322,6 +247,14 @@ def record(
         ),
     ] = "auto",
     boundary_rows: Annotated[int | None, typer.Option(min=1, help="Rows that the sweep covers (auto: 64).")] = None,
+    dump_format: DumpFormat = None,
+    hidden_size: HiddenSize = None,
+    layer_ids: LayerIds = None,
+    slots: SlotNames = None,
+    tokens: TokensName = None,
+    last: LastName = None,
+    last_norm: LastNorm = None,
+    mask: MaskName = None,
     token: asking.Token = None,
     api_key: asking.ApiKey = None,
     keep: asking.Keep = False,
@@ -341,6 +274,8 @@ def record(
             f"{len(given)} prompts were given; give exactly one of --prompt, --prompt-file, --messages, --input-ids, "
             "--from-dump."
         )
+    dump = said(hidden_size, layer_ids, slots, tokens, last, last_norm, mask, None)
+    refuse_without_dump(from_dump, dump_format, dump)
     output.refuse_stdout(out, "A trace")
     output.refuse_twice(out, json_out)
     output.check_writable(out, force=force, what="trace")
@@ -355,7 +290,7 @@ def record(
     else:
         from drafttrace.tracer.open import split_spec
 
-        source = prompt_of_dump(str(from_dump), whole=whole)
+        source = prompt_of_dump(str(from_dump), whole=whole, format=dump_format, dump=dump)
         if out.exists() and out.samefile(split_spec(str(from_dump))[0]):
             raise OutputExists(f"The trace '{out}' would replace the dump that is read; give another name.")
     recorded = record_one(

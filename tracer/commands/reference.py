@@ -13,6 +13,7 @@ import typer
 from drafttrace.tracer import output
 from drafttrace.tracer.boundary import parse_wiring
 from drafttrace.tracer.commands.common import TRAINING, Quiet, Verbose, examples
+from drafttrace.tracer.commands.prompts import read_ids
 from drafttrace.tracer.commands.reading import (
     PANEL,
     HiddenSize,
@@ -24,7 +25,6 @@ from drafttrace.tracer.commands.reading import (
     TokensName,
     said,
 )
-from drafttrace.tracer.commands.record import read_ids
 from drafttrace.tracer.errors import DrafttraceError
 
 if TYPE_CHECKING:

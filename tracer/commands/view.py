@@ -13,7 +13,7 @@ import typer
 
 from drafttrace.tracer import output
 from drafttrace.tracer.commands.common import READ, Quiet, Verbose, examples
-from drafttrace.tracer.errors import DrafttraceError
+from drafttrace.tracer.errors import DrafttraceError, UnknownFormat
 
 
 def page_of(file: str, reference: str | None, out: Path | None) -> Path:
@@ -37,7 +37,15 @@ def page_of(file: str, reference: str | None, out: Path | None) -> Path:
     else:
         from drafttrace.tracer.commands.diff import compare_paths
 
-        result = compare_paths(file, reference)
+        try:
+            result = compare_paths(file, reference)
+        except UnknownFormat as error:
+            # The readers' remedies are options that only the commands which compare have.
+            raise UnknownFormat(
+                str(error).rstrip(".").rpartition("; ")[0]
+                + "; compare them with 'drafttrace diff --html report.html', "
+                "whose options say what the file does not, and view that page."
+            ) from None
     place = out or Path(tempfile.mkdtemp(prefix="drafttrace-")) / "report.html"
     output.write_text(place, render(result))
     return place

@@ -18,7 +18,21 @@ from drafttrace.tracer.canary import COLD, WARM, Run
 from drafttrace.tracer.client import Client, Prompt, Sampling
 from drafttrace.tracer.commands import asking
 from drafttrace.tracer.commands.common import LIVE, Quiet, Verbose, examples
-from drafttrace.tracer.commands.record import new_corner, parse_taps, prompt_of_dump, read_ids, record_one
+from drafttrace.tracer.commands.prompts import prompt_of_dump, read_ids, read_text
+from drafttrace.tracer.commands.reading import (
+    DumpFormat,
+    HiddenSize,
+    LastName,
+    LastNorm,
+    LayerIds,
+    MaskName,
+    Said,
+    SlotNames,
+    TokensName,
+    refuse_without_dump,
+    said,
+)
+from drafttrace.tracer.commands.record import new_corner, parse_taps, record_one
 from drafttrace.tracer.errors import DrafttraceError, OutputExists
 from drafttrace.tracer.terminal import reader_left
 
@@ -139,8 +153,11 @@ def now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def source_of(prompt: str | None, prompt_file: Path | None, ids: Path | None, dump: str | None) -> Prompt | None:
-    """The prompt that the options name; None where they name none."""
+def source_of(
+    prompt: str | None, prompt_file: Path | None, ids: Path | None, dump: str | None, format: str | None, told: Said
+) -> Prompt | None:
+    """The prompt that the options name; None where they name none. format, told: what the dump does not say."""
+    refuse_without_dump(dump, format, told)
     given = [value for value in (prompt, prompt_file, ids, dump) if value is not None]
     if len(given) > 1:
         raise DrafttraceError(
@@ -149,12 +166,10 @@ def source_of(prompt: str | None, prompt_file: Path | None, ids: Path | None, du
     if prompt is not None:
         return Prompt(text=prompt)
     if prompt_file is not None:
-        from drafttrace.tracer.commands.record import read_text
-
         return Prompt(text=read_text(prompt_file, "prompt"))
     if ids is not None:
         return Prompt(input_ids=read_ids(ids))
-    return None if dump is None else prompt_of_dump(dump)
+    return None if dump is None else prompt_of_dump(dump, format=format, dump=told)
 
 
 def repeat(canary_: Canary, every: float, count: int | None, told: Callable[[Run], None]) -> list[Run]:
@@ -194,6 +209,14 @@ def watch(
     input_ids: asking.InputIds = None,
     from_dump: asking.FromDump = None,
     max_new_tokens: asking.MaxNewTokens = 64,
+    dump_format: DumpFormat = None,
+    hidden_size: HiddenSize = None,
+    layer_ids: LayerIds = None,
+    slots: SlotNames = None,
+    tokens: TokensName = None,
+    last: LastName = None,
+    last_norm: LastNorm = None,
+    mask: MaskName = None,
     folder: Annotated[
         Path, typer.Option("--dir", help="Where the first trace and those that drifted are kept.")
     ] = Path("drafttrace-canary"),
@@ -238,7 +261,8 @@ def watch(
     from drafttrace.compare.thresholds import parse_thresholds
 
     seconds, judged_by = canary.seconds_of(every), parse_thresholds(tuple(threshold or ()))
-    source = source_of(prompt, prompt_file, input_ids, from_dump)
+    dump = said(hidden_size, layer_ids, slots, tokens, last, last_norm, mask, None)
+    source = source_of(prompt, prompt_file, input_ids, from_dump, dump_format, dump)
     client = Client(url, api_key=api_key)
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -23,6 +23,7 @@ from drafttrace.compare.inside import InsideFacts, look_inside
 from drafttrace.compare.judge import MISMATCH, counted, overall, summary_of
 from drafttrace.compare.masks import find_mask_shifts
 from drafttrace.compare.measured import MeasuredSlot, measured_others, measured_slots
+from drafttrace.compare.noise_pair import another_prompt, refuse_other_model
 from drafttrace.compare.oddrows import row_facts
 from drafttrace.compare.partfits import fit_parts
 from drafttrace.compare.ranks import RankFacts, RankRows, compare_hashes, find_partial_sum
@@ -115,8 +116,14 @@ def diff(
     return _finish(work, judging)
 
 
-def measure_noise(one: Capture, two: Capture) -> Noise:
-    """The noise floor from two recordings of the same thing: relative L2 per slot, median and 99th percentile."""
+def measure_noise(one: Capture, two: Capture, of: Capture | None = None) -> Noise:
+    """The noise floor from two recordings of the same thing: relative L2 per slot, median and 99th percentile.
+
+    of: the capture that is to be judged by it; a floor of another model is none for it. Raises NothingToCompare for that,
+    and for recordings that share no rows, have no slots, or differ by more than noise.
+    """
+    if of is not None:
+        refuse_other_model(of, (one, two))
     result = diff(one, two)
     if result.alignment.rows_compared == 0:
         raise NothingToCompare(
@@ -134,7 +141,7 @@ def measure_noise(one: Capture, two: Capture) -> Noise:
             f"L2 {far.rel_l2.p50:.2g}, noise ends at {DEFAULT.noise:g}); compare them with drafttrace diff first."
         )
     return Noise(
-        f"{one.path} against {two.path}",
+        f"{one.path} against {two.path}{another_prompt(of, one) if of is not None else ''}",
         tuple(slot.rel_l2.p50 for slot in result.slots),
         tuple(slot.rel_l2.p99 for slot in result.slots),
     )
@@ -180,6 +187,12 @@ def _check(left: Capture, reference: Capture) -> None:
             f"The hidden sizes differ: {left.hidden_size} in '{left.path}', {reference.hidden_size} in '{reference.path}'; "
             "give the dump of the served target, or the width of its slots with --hidden-size."
         )
+    for number, (ours, theirs) in enumerate(zip(left.slots, reference.slots, strict=False)):
+        if ours.rows.width != theirs.rows.width:
+            raise NothingToCompare(
+                f"Slot {number} is {ours.rows.width} wide in '{left.path}' and {theirs.rows.width} in '{reference.path}'; "
+                "make the file with the narrower rows again: a slot is one state of the target, as wide as its others."
+            )
 
 
 def _aligned(left: Capture, reference: Capture, sides: Sides, marks: ChatMarks | None = None) -> Alignment:

@@ -85,7 +85,7 @@ def compare_paths(
         _refuse_itself(ours, theirs)
     floor = None
     if noise is not None:
-        floor = measure_noise(open_capture(noise[0]), open_capture(noise[1]))
+        floor = measure_noise(open_capture(noise[0]), open_capture(noise[1]), of=ours)
     folder = tokenizer_folder(tokenizer, ours, theirs)
     beside = gather(ours, theirs, tokenizer=folder, rank_traces=rank_traces, others=others, expected=expected)
     return compare(

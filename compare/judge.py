@@ -82,7 +82,7 @@ def rejudge(result: Result, thresholds: Thresholds) -> Result:
     rows to say which of them are odd by another rule.
     """
     from drafttrace.compare.findings.base import in_order
-    from drafttrace.compare.findings.few_rows import few_rows
+    from drafttrace.compare.findings.few_rows import cautious, few_rows
     from drafttrace.compare.findings.level import Ending, conclusion, find_unexplained
 
     _check(result, thresholds)
@@ -100,7 +100,7 @@ def rejudge(result: Result, thresholds: Thresholds) -> Result:
         found += [*few_rows(slots, thresholds), *find_unexplained(slots, others, found, thresholds)]
         beside = tuple(state.slot for state in others)
         ending = Ending(result.acceptance, len(slots), beside, result.reference is None, thresholds, slots)
-        found += conclusion(ending, found, overall(judged, found, compared))
+        found += cautious(conclusion(ending, found, overall(judged, found, compared)), slots)
     findings = in_order(found)
     verdict = overall(judged, findings, compared)
     return replace(

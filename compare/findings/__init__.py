@@ -12,6 +12,7 @@ import pkgutil
 from drafttrace.compare.facts import Facts
 from drafttrace.compare.findings.base import FINDERS, in_order
 from drafttrace.compare.findings.broken_rows import told_once
+from drafttrace.compare.findings.few_rows import cautious
 from drafttrace.compare.findings.level import Ending, conclusion, find_unexplained
 from drafttrace.compare.findings.part_rows import without_wholes
 from drafttrace.compare.judge import counted, overall
@@ -44,5 +45,5 @@ def diagnose(facts: Facts, compared: bool) -> tuple[Finding, ...]:
         alone = facts.reference is None
         ending = Ending(facts.acceptance, len(facts.slots), beside, alone, facts.thresholds, facts.slots)
         judged = counted(facts.slots, facts.others, len(facts.left.slots))
-        found += conclusion(ending, found, overall(judged, found, compared))
+        found += cautious(conclusion(ending, found, overall(judged, found, compared)), facts.slots)
     return in_order(found)

@@ -14,6 +14,7 @@ from drafttrace.compare.rowparts import few_beyond, of_series
 from drafttrace.compare.thresholds import DEFAULT, Thresholds
 
 _SHOWN = 8
+_ENOUGH = 4  # rows of a slot
 
 
 @finder(turn=60)
@@ -48,6 +49,25 @@ def few_rows(slots: Sequence[SlotResult], thresholds: Thresholds) -> Iterator[Fi
             "the same positions twice.",
             severity=NOTE,
         )
+
+
+def cautious(found: Sequence[Finding], slots: Sequence[SlotResult]) -> tuple[Finding, ...]:
+    """The conclusions of a comparison; that nothing is wrong is not said of a few rows as of many."""
+    most = max((slot.rows for slot in slots), default=_ENOUGH)
+    if most >= _ENOUGH:
+        return tuple(found)
+    rows = f"only {most} row{'' if most == 1 else 's'}"
+    return tuple(
+        replace(
+            f,
+            summary=f"What was compared matches, but that is {rows} of each slot, which says little of the others.",
+            confidence=0.3,
+            remedy=f"Compare a longer prompt: drafttrace record --from-dump DUMP records a whole sample. {f.remedy}",
+        )
+        if f.id == "none"
+        else f
+        for f in found
+    )
 
 
 def _no_looser(thresholds: Thresholds) -> Thresholds:

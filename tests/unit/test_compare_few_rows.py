@@ -12,6 +12,7 @@ from compare_world import rms
 from edited_captures import dump, faults, trace, with_slot
 
 from drafttrace.compare.diff import diff
+from drafttrace.compare.findings.few_rows import cautious
 from drafttrace.compare.judge import rejudge
 from drafttrace.compare.result import NOTE, Result
 from drafttrace.compare.thresholds import parse_thresholds
@@ -51,3 +52,13 @@ def test_fewer_rows_than_that_are_noted_with_their_positions(pair: str, rows: li
 def test_a_healthy_pair_has_no_such_note() -> None:
     for pair in ("kimi", "llama"):
         assert not [f for f in diff(trace(pair), dump(pair)).findings if "few_rows" in f.evidence]
+
+
+@pytest.mark.parametrize(("rows", "words"), [(1, "only 1 row of"), (3, "only 3 rows of")])
+def test_that_nothing_is_wrong_is_not_said_of_a_few_rows(rows: int, words: str) -> None:
+    """One compared row was "Nothing is wrong: all slots match", with a confidence of 0.95."""
+    found = diff(trace("llama"), dump("llama"))
+    slots = [replace(slot, rows=rows) for slot in found.slots]
+    [told] = [f for f in cautious(found.findings, slots) if f.id == "none"]
+    assert told.confidence == 0.3 and words in told.summary
+    assert cautious(found.findings, found.slots) == found.findings

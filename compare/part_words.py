@@ -94,7 +94,7 @@ _ONLY_HERE = {
     "norm-gain": "These rows are multiplied by other factors per channel: look for a second code path with its own norm.",
     "rotation": "These rows alone are in another basis: look for a rotation (QuaRot) that one code path leaves out.",
     "zero-rows": "A part of these rows was never filled: a shard that was not gathered, or a copy that is too narrow.",
-    "dtype-reinterpretation": "Where these rows are written or read, a buffer was viewed in the other 16-bit format and not "
+    "dtype-reinterpretation": "Where these rows are written or read, a buffer was viewed in the other 16-bit format, not "
     "converted.",
     "residual-missing": "In these rows alone the residual was not added: look for a second code path that hands over the "
     "layer's output without it.",

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 Measure = Literal["cosine", "rel_l2", "norm"]
 Which = Literal["slots", "boundaries"]
 _LABELS: dict[Measure, str] = {"cosine": "cosine", "rel_l2": "relative L2", "norm": "norm of a row"}
+_LINES: dict[Measure, str] = {
+    "rel_l2": "solid: the rows\ndotted: limit of a match",
+    "norm": "solid: left\ndashed: reference",
+}
 
 
 def by_position(result: Result, measure: Measure = "cosine") -> Any:
@@ -108,19 +112,26 @@ def _draw_curves(axes: Any, result: Result, measure: Measure) -> None:
             (line,) = axes.plot(position[order], np.array(slot.series.norm_left)[order], label=label)
             axes.plot(position[order], np.array(slot.series.norm_reference)[order], "--", color=line.get_color())
         else:
-            axes.plot(position[order], np.array(getattr(slot.series, measure))[order], label=label)
+            (line,) = axes.plot(position[order], np.array(getattr(slot.series, measure))[order], label=label)
+        if measure == "rel_l2" and np.isfinite(slot.judged.match_limit):
+            axes.axhline(slot.judged.match_limit, color=line.get_color(), linewidth=0.8, linestyle=":")
     if measure == "cosine":
         axes.ticklabel_format(axis="y", useOffset=False)
     elif measure == "norm":
         axes.set_yscale("log")
     elif measure == "rel_l2":
         axes.set_yscale("symlog", linthresh=1e-4)
-        for slot in result.slots[:1]:
-            axes.axhline(slot.judged.match_limit, color="0.5", linewidth=0.8, linestyle=":")
     axes.set_xlabel("token position")
     axes.set_ylabel(_LABELS[measure])
     # Beside the curves: inside, there is no place that no curve of some result goes through.
-    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0.0, fontsize="small")
+    axes.legend(
+        loc="upper left",
+        bbox_to_anchor=(1.01, 1.0),
+        borderaxespad=0.0,
+        fontsize="small",
+        title=_LINES.get(measure),
+        title_fontsize="small",
+    )
 
 
 def _draw_matrix(figure: Any, axes: Any, matrix: Matrix, measure: Literal["cosine", "rel_l2"]) -> None:

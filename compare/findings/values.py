@@ -19,6 +19,7 @@ from drafttrace.compare.findings.gains import (
 from drafttrace.compare.findings.value_words import text_of
 from drafttrace.compare.gains import ONCE, SQUARED, GainReading
 from drafttrace.compare.hypotheses import PER_CHANNEL, Fit, describe_gain
+from drafttrace.compare.part_words import levels_of
 from drafttrace.compare.result import Finding
 from drafttrace.compare.vocabulary import Entry, register
 from drafttrace.tracer.capture import Norm
@@ -188,12 +189,18 @@ def _make(facts: Facts, name: str, side: str, members: Sequence[tuple[int, Strea
     summary, remedy = text_of(name, f"{who} {name_slots(slots)}", told, facts, one=len(slots) == 1)
     return finding(
         name,
-        summary,
+        f"{summary.removesuffix('.')} ({_levels(name, slots, facts)}).",
         slots=slots,
         confidence=_confidence(members),
         evidence={"side": side, "fits": evidence},
         remedy=remedy,
     )
+
+
+def _levels(name: str, slots: Sequence[int], facts: Facts) -> str:
+    """What the slots were judged by. A factor counts by itself: a few percent stay below every limit of the distance."""
+    told = levels_of([s for s in facts.slots if s.slot in slots])
+    return f"{told}; a factor counts from {facts.thresholds.scale:g} off 1 on" if name == "scale" else told
 
 
 def _confidence(members: Sequence[tuple[int, StreamFacts, Explanation]]) -> float:

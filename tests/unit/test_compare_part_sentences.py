@@ -11,6 +11,7 @@ import pytest
 from compare_world import bf16, rms
 from edited_captures import dump, faults, trace, with_slot
 
+from drafttrace import plots
 from drafttrace.compare.diff import diff
 from drafttrace.compare.part_words import part_levels
 from drafttrace.compare.result import Result, RowPart
@@ -74,3 +75,19 @@ def test_the_numbers_of_several_slots_are_told_as_a_range() -> None:
     parts = [part, replace(part, rel_l2=0.9, limit=0.1), replace(part, rel_l2=0.7)]
     assert part_levels(parts) == "median relative L2 0.5 to 0.9, limits 0.07 to 0.1; the other rows 0.01"
     assert part_levels(parts[:1]) == "median relative L2 0.5, limit 0.07; the other rows 0.01"
+
+
+def test_the_picture_says_what_its_lines_are() -> None:
+    pytest.importorskip("matplotlib")
+    found = diff(trace("llama"), dump("llama"))
+    for measure, words in (("norm", ("solid: left", "dashed: reference")), ("rel_l2", ("dotted: limit",))):
+        figure = plots.by_position(found, measure)  # type: ignore[arg-type]
+        [axes] = figure.axes
+        assert all(word in axes.get_legend().get_title().get_text() for word in words)
+    limits = [line for line in figure.axes[0].get_lines() if line.get_linestyle() == ":"]
+    assert len(limits) == len(found.slots)
+
+
+def test_a_slot_s_transformation_stands_beside_its_limit() -> None:
+    [found] = [f for f in _with("llama", 1, lambda x: x * 1.3).findings if f.severity == "fault"]
+    assert found.id == "scale" and "median relative L2 0.3, limit " in found.summary

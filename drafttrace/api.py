@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from drafttrace.tracer.capture import Capture
 from drafttrace.tracer.errors import DrafttraceError
+from drafttrace.wirings import Wiring, wiring_of, wirings_of
 
 if TYPE_CHECKING:
     from drafttrace.compare.audit.result import CheckResult
@@ -40,7 +41,7 @@ def open(
     last: str | None = None,
     last_norm: str = "unknown",
     mask: str | None = None,
-    boundaries: Sequence[int] | None = None,
+    boundaries: Wiring | None = None,
     like: Capture | None = None,
 ) -> Capture:
     """Open a trace or a training dump.
@@ -70,7 +71,7 @@ def open(
         )
     mapping = None
     if slots is not None and tokens is not None:
-        wiring = None if boundaries is None else tuple(boundaries)
+        wiring = None if boundaries is None else wiring_of(boundaries, "boundaries")
         names = [name.strip() for name in slots.split(",")] if isinstance(slots, str) else slots
         mapping = checked_fields(FieldMap(tuple(names), tokens, last, last_norm, mask, wiring))
     said = layer_ids if layer_ids is None or isinstance(layer_ids, str) else ",".join(map(str, layer_ids))
@@ -188,13 +189,14 @@ def check(
     draft: PathLike,
     dump: Source | None = None,
     *,
-    trained: Sequence[int] | None = None,
+    trained: Wiring | None = None,
     sglang_version: str | None = None,
     hash_weights: bool = False,
 ) -> CheckResult:
     """Audit a draft's configuration and weights. No server and no hidden states are needed.
 
-    target, draft: folders. dump: a training dump, whose wiring is the one wanted; or name the boundaries in ``trained``.
+    target, draft: folders. dump: a training dump, whose wiring is the one wanted; or name the boundaries in ``trained``,
+    as numbers k of B(k) or as "B0,B3,B31".
     sglang_version: audit for this release (default: the installed one). Raises UnreadableFile for damaged checkpoints.
     """
     from drafttrace.compare.audit.check import check as audit
@@ -203,7 +205,7 @@ def check(
         Path(target),
         Path(draft),
         dump=None if dump is None else _of_target(dump, target),
-        trained=None if trained is None else tuple(trained),
+        trained=None if trained is None else wiring_of(trained, "trained"),
         sglang_version=sglang_version,
         hash_weights=hash_weights,
     )
@@ -214,7 +216,7 @@ def replay(
     draft: PathLike,
     target: PathLike,
     *,
-    wirings: Sequence[Sequence[int]] = (),
+    wirings: Wiring | Sequence[Wiring] = (),
     search: bool = False,
     switches: bool = True,
     steps: int | None = None,
@@ -222,9 +224,10 @@ def replay(
 ) -> ReplayResult:
     """Run the draft by itself in plain torch on stored hidden states: accuracy and accept length per wiring.
 
-    wirings: further ones to try, as lists of boundaries. search: rank all ordered wirings over the boundaries there
-    are. switches: also try every norm and vocabulary switch the other way. steps: draft steps (default: the trace's,
-    else 3). Accept lengths are in tokens per round, bonus included. Raises UnreadableFile and NothingToCompare.
+    wirings: further ones to try, as lists of boundaries or as texts like "B0,B3,B31". search: rank all ordered wirings over
+    the boundaries there are. switches: also try every norm and vocabulary switch the other way. steps: draft steps
+    (default: the trace's, else 3). Accept lengths are in tokens per round, bonus included. Raises UnreadableFile and
+    NothingToCompare.
     """
     from drafttrace.compare.replay.run import replay as run
 
@@ -233,7 +236,7 @@ def replay(
         [_of_target(source, target) for source in given],
         Path(draft),
         Path(target),
-        wirings=wirings,
+        wirings=wirings_of(wirings, "wirings"),
         search_wirings=search,
         switches=switches,
         steps=steps,

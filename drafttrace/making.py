@@ -14,6 +14,7 @@ import numpy as np
 
 from drafttrace.tracer.capture import Capture, Ints
 from drafttrace.tracer.errors import DrafttraceError
+from drafttrace.wirings import Wiring, wiring_of
 
 PathLike = str | os.PathLike[str]
 Layout = Literal["trace", "safetensors", "specforge", "speculators-v1", "speculators"]
@@ -24,8 +25,8 @@ def reference(
     out: PathLike,
     *,
     target: PathLike | None = None,
-    wiring: Sequence[int] | None = None,
-    boundaries: Literal["all", "canonical"] | Sequence[int] = "all",
+    wiring: Wiring | None = None,
+    boundaries: Literal["all", "canonical"] | Wiring = "all",
     dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto",
     device_map: str | None = None,
     force: bool = False,
@@ -33,9 +34,9 @@ def reference(
     """Run the target with transformers over the source's tokens and store its boundaries, as training would have.
 
     source: a trace, a dump (all of its samples, or ``PATH#i``), an open capture, or token ids. target: its folder
-    (default: the one that the trace was served with). wiring: the boundaries that training fed ``fc``, in order
-    (default: the canonical ones). boundaries: which to store. Returns the files: ``out``, or for a dump of several samples
-    one for each in the folder ``out``.
+    (default: the one that the trace was served with). wiring: the boundaries that training fed ``fc``, in order, as
+    numbers k of B(k) or as "B0,B3,B31" (default: the canonical ones). boundaries: which to store. Returns the files:
+    ``out``, or for a dump of several samples one for each in the folder ``out``.
 
     Raises UnreadableFile for a target that cannot be loaded, OutputExists for a taken ``out``, DrafttraceError for ids
     outside the target's vocabulary and where no target is known.
@@ -61,8 +62,8 @@ def reference(
         folder,
         samples,
         Path(out),
-        boundaries=boundaries if isinstance(boundaries, str) else [int(k) for k in boundaries],
-        slots=None if wiring is None else [int(k) for k in wiring],
+        boundaries=_which(boundaries),
+        slots=None if wiring is None else wiring_of(wiring, "wiring"),
         dtype=dtype,
         device_map=device_map,
         numbers=numbers,
@@ -125,6 +126,14 @@ def convert(
         force=force,
     )
     return tuple(written.paths)
+
+
+def _which(boundaries: str | Wiring) -> Literal["all", "canonical"] | tuple[int, ...]:
+    if boundaries == "all":
+        return "all"
+    if boundaries == "canonical":
+        return "canonical"
+    return wiring_of(boundaries, "boundaries")
 
 
 def _ids(source: Sequence[int]) -> list[int]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 from sglang_cpu import cpu_args
 
 pytestmark = pytest.mark.live
@@ -80,6 +81,27 @@ def test_a_server_that_changed_is_told(
     assert "DRIFT boundary-offset" in done.stdout
     assert Path(cold["trace"]).is_file()  # kept for a diff and a bug report
     assert len(list(folder.iterdir())) == 2
+
+
+def test_a_target_whose_states_moved_a_little_is_told(
+    url: str, start_server: Callable[..., Any], pairs: Mapping[str, Any], tmp_path: Path
+) -> None:
+    """A target with one changed layer: `watch` said ok, exit 0, of an aux drift of 0.08 while the server repeats at 0."""
+    first, pair = tmp_path / "first.h5", pairs["tiny-llama"]
+    place = ("--prompt", "Where is the mill?", "--dir", tmp_path / "canary")
+    assert watch(first, "--url", url, "--count", "1", *place, *SHORT).returncode == 0
+    target = shutil.copytree(pair.target, tmp_path / "target")
+    (weights,) = target.glob("*.safetensors")
+    tensors = load_file(weights)
+    tensors["model.layers.5.self_attn.o_proj.weight"] *= 1.5
+    save_file(tensors, weights, metadata={"format": "pt"})
+    other = start_server(cpu_args(target, pair.draft, steps=5, num_draft_tokens=6))
+    log = tmp_path / "c.jsonl"
+    done = watch(first, "--url", other.url, "--count", "1", "--dir", tmp_path / "canary", "--json", log)
+    assert done.returncode == 1, (done.stdout, done.stderr)
+    for run in runs_of(log):
+        assert run["drift"] and max(run["repeats"]) == 0 and 0.035 < max(run["aux_drift"]) < 0.25, run
+    assert "DRIFT decay" in done.stdout and "(own repeats 0, limit 0.0" in done.stdout
 
 
 def test_a_server_that_is_gone_is_a_line_and_no_end(url: str, tmp_path: Path) -> None:

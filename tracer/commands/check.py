@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import typer
 
 from drafttrace.tracer import output
-from drafttrace.tracer.boundary import parse_wiring
 from drafttrace.tracer.client import Client
 from drafttrace.tracer.commands.common import CAUSE, Json, Markdown, Quiet, Verbose, examples
 from drafttrace.tracer.commands.reading import (
@@ -24,7 +23,7 @@ from drafttrace.tracer.commands.reading import (
     TokensName,
     said,
 )
-from drafttrace.tracer.errors import DrafttraceError
+from drafttrace.tracer.commands.wirings import boundaries_of
 
 
 def check(
@@ -112,7 +111,7 @@ def check(
             url_health=health,
             sglang_version=sglang_version,
             hash_weights=hash_weights,
-            trained=_wiring(trained),
+            trained=None if trained is None else boundaries_of(trained, "wiring"),
             algorithm=algorithm,
         )
     if markdown is not None:
@@ -126,15 +125,6 @@ def check(
         message = f"the corrected copy is in {written}" if written else "nothing in the config could be corrected"
         output.console().print(message, markup=False)
     raise typer.Exit(found.exit_code)
-
-
-def _wiring(text: str | None) -> tuple[int, ...] | None:
-    if text is None:
-        return None
-    try:
-        return parse_wiring(text)
-    except ValueError as error:
-        raise DrafttraceError(f"The wiring '{text}' cannot be read: {error}.") from None
 
 
 def add_to(app: typer.Typer) -> None:

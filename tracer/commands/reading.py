@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from drafttrace.tracer.boundary import boundary_name
+from drafttrace.tracer.commands.wirings import boundaries_of
 from drafttrace.tracer.errors import DrafttraceError
 from drafttrace.tracer.layer_ids import parse_ids
 
@@ -132,4 +134,5 @@ def _mapping(
         )
     from drafttrace.tracer.dumps.from_mapping import parse_fields
 
-    return parse_fields(slots, tokens, last, last_norm=last_norm or "unknown", mask=mask, boundaries=boundaries)
+    wiring = None if boundaries is None else ",".join(map(boundary_name, boundaries_of(boundaries, "boundaries")))
+    return parse_fields(slots, tokens, last, last_norm=last_norm or "unknown", mask=mask, boundaries=wiring)

@@ -29,6 +29,7 @@ from drafttrace.tracer.commands.reading import (
     refuse_without_dump,
     said,
 )
+from drafttrace.tracer.commands.wirings import boundaries_of
 from drafttrace.tracer.errors import DrafttraceError, OutputExists, ServerProblem
 from drafttrace.tracer.printable import printable
 
@@ -194,16 +195,7 @@ def parse_taps(boundaries: str, rows: int | None) -> dict[str, Any]:
     if rows is not None and rows < 1:  # the command line refuses it by itself, Python does not
         raise DrafttraceError(f"The sweep cannot cover {rows} rows (boundary_rows); give 1 or more.")
     word = boundaries.strip().lower()
-    chosen: str | list[int]
-    if word in {"auto", "all", "none"}:
-        chosen = word
-    else:
-        from drafttrace.tracer.boundary import parse_wiring
-
-        try:
-            chosen = list(parse_wiring(boundaries))
-        except ValueError as error:
-            raise DrafttraceError(f"The boundaries '{boundaries}' cannot be read: {error}.") from None
+    chosen = word if word in {"auto", "all", "none"} else list(boundaries_of(boundaries, "boundaries"))
     return {"boundaries": chosen, "boundary_rows": rows}
 
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from drafttrace.tracer import output
-from drafttrace.tracer.boundary import parse_wiring
 from drafttrace.tracer.commands.common import TRAINING, Quiet, Verbose, examples
 from drafttrace.tracer.commands.prompts import read_ids
 from drafttrace.tracer.commands.reading import (
@@ -25,6 +24,7 @@ from drafttrace.tracer.commands.reading import (
     TokensName,
     said,
 )
+from drafttrace.tracer.commands.wirings import boundaries_of
 from drafttrace.tracer.errors import DrafttraceError
 
 if TYPE_CHECKING:
@@ -44,14 +44,7 @@ class Precision(StrEnum):
 def _which(text: str) -> Which:
     if text in {"all", "canonical"}:
         return cast("Which", text)
-    return _wiring(text, "boundaries")
-
-
-def _wiring(text: str, what: str) -> tuple[int, ...]:
-    try:
-        return parse_wiring(text)
-    except ValueError as error:
-        raise DrafttraceError(f"The {what} '{text}' cannot be read: {error}.") from None
+    return boundaries_of(text, "boundaries")
 
 
 def _typed(ids: Path | None, prompt: str | None, target: Path) -> list[Ints]:
@@ -144,7 +137,7 @@ def reference(
 
     output.refuse_stdout(out, "A reference")
     which = _which(boundaries)
-    stated = None if wiring is None else _wiring(wiring, "wiring")
+    stated = None if wiring is None else boundaries_of(wiring, "wiring")
     dump = said(hidden_size, layer_ids, slots, tokens, last, last_norm, mask, None)
     read = [
         read_source(spec, format=format_name, sample=sample, mapping=dump.mapping, request=dump.request)

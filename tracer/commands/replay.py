@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from drafttrace.tracer import output
-from drafttrace.tracer.boundary import parse_wiring
 from drafttrace.tracer.commands.common import CAUSE, Json, Markdown, Quiet, Verbose, examples
 from drafttrace.tracer.commands.reading import (
     PANEL,
@@ -23,6 +22,7 @@ from drafttrace.tracer.commands.reading import (
     TokensName,
     said,
 )
+from drafttrace.tracer.commands.wirings import boundaries_of
 from drafttrace.tracer.errors import DrafttraceError
 
 if TYPE_CHECKING:
@@ -46,13 +46,7 @@ def _captures(
 
 
 def _wirings(texts: list[str]) -> list[tuple[int, ...]]:
-    found = []
-    for text in texts:
-        try:
-            found.append(parse_wiring(text))
-        except ValueError as error:
-            raise DrafttraceError(f"The wiring '{text}' cannot be read: {error}.") from None
-    return found
+    return [boundaries_of(text, "wiring") for text in texts]
 
 
 def replay(

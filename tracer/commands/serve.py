@@ -16,6 +16,7 @@ import typer
 
 from drafttrace.tracer.boundary import parse_wiring
 from drafttrace.tracer.commands.common import SERVER, Verbose, examples
+from drafttrace.tracer.commands.wirings import boundaries_of
 from drafttrace.tracer.errors import DrafttraceError, OutputExists, ServerProblem
 
 MIB = 1 << 20
@@ -62,8 +63,16 @@ def _normal_wiring(text: str | None, sglang_arguments: list[str]) -> str | None:
     """
     if text is None:
         return None
+    parts = [part.strip() for part in text.strip().strip("[]").split(",")]
+    if all(part.isdigit() for part in parts):
+        outputs = ",".join(f"O{part}" for part in parts)
+        print(
+            f"drafttrace: --wiring {text} is read as boundaries, [B{', B'.join(parts)}]; write {outputs} if layer outputs "
+            "are meant.",
+            file=sys.stderr,
+        )
     try:
-        wiring = parse_wiring(text)
+        wiring = boundaries_of(text, "wiring") if "O" in text.upper() else parse_wiring(text)
     except ValueError as error:
         raise DrafttraceError(f"The wiring '{text}' cannot be read: {error}.") from None
     from drafttrace.compare.audit.wanted_wiring import refuse_wrong_wiring

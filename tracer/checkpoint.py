@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from drafttrace.tracer.errors import UnreadableFile
 from drafttrace.tracer.file_bytes import FileBytes
+from drafttrace.tracer.log import say
 from drafttrace.tracer.rows import DType, Floats, to_float32
 from drafttrace.tracer.torch_weights import load_problem as load_problem
 from drafttrace.tracer.torch_weights import load_tensors, stored_array
@@ -99,6 +100,7 @@ class TensorInfo:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file. Raises UnreadableFile for anything that is none."""
     _refuse_special(path)
+    say("%s: read", path)
     try:
         value = json.loads(path.read_text("utf-8"))
     except OSError as error:

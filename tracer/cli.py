@@ -79,8 +79,12 @@ def __getattr__(name: str) -> typer.Typer:
 def _named(arguments: Sequence[str]) -> Sequence[str]:
     """The command that the arguments name, alone; all of them for help, mistakes and shell completion."""
     first = next((word for word in arguments if not word.startswith("-")), None)
-    completing = any(key.endswith("_COMPLETE") and "DRAFTTRACE" in key.upper() for key in os.environ)
-    return [first] if first in COMMANDS and not completing else COMMANDS
+    return [first] if first in COMMANDS and not _completes() else COMMANDS
+
+
+def _completes() -> bool:
+    """Whether a shell asks for completions."""
+    return any(key.endswith("_COMPLETE") and "DRAFTTRACE" in key.upper() for key in os.environ)
 
 
 def _root(
@@ -126,6 +130,8 @@ def _fail(sentence: str) -> NoReturn:
 def main() -> None:
     """Entry point: 0 match / fine, 1 mismatch / problem found, 2 could not compare, bad input, usage."""
     prepare_streams()
+    if _completes():  # a help text that rich breaks would be two completions, the second of them no option
+        os.environ.update(COLUMNS="10000", TERMINAL_WIDTH="10000")
     names = _named(sys.argv[1:])
     if names is COMMANDS or _SHORT.issuperset(names):
         gc.disable()

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from drafttrace.tracer import output
+from drafttrace.tracer import log, output
 from drafttrace.tracer.client import Client
 from drafttrace.tracer.commands.common import CAUSE, Json, Markdown, Quiet, Verbose, examples
 from drafttrace.tracer.commands.reading import (
@@ -95,6 +95,7 @@ def check(
     told = said(hidden_size, layer_ids, slots, tokens, last, last_norm, mask, boundaries)
     served = [open_capture(trace)] if trace is not None else []
     target, draft = folder_of(target, served, "target"), folder_of(draft, served, "draft")
+    log.say("target %s, draft %s", target, draft)
     output.refuse_twice(markdown, json_out, place_of(fix_to) if fix_to is not None else None)
     if fix_to is not None:
         refuse_place(draft, target, fix_to, force=force)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from drafttrace.tracer import output
+from drafttrace.tracer import log, output
 from drafttrace.tracer.commands.common import START, Json, Quiet, Verbose, examples
 
 if TYPE_CHECKING:
@@ -43,6 +43,9 @@ def doctor(
     from drafttrace.hooks.doctor import examine
 
     found = examine()
+    for hook in found.hooks:
+        log.say("hook %s: %s, %s", hook.name, hook.target, "applies" if hook.error is None else hook.error)
+    log.say("%d hooks, plugin %s", len(found.hooks), "registered" if found.plugin_registered else "not registered")
     output.emit(json_out, found.to_json, lambda: _show(found), quiet=quiet)
     raise typer.Exit(0 if found.problem is None else 1)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from drafttrace.tracer import output
+from drafttrace.tracer import log, output
 from drafttrace.tracer.commands.common import READ, Html, Json, Markdown, Png, Quiet, Verbose, examples
 from drafttrace.tracer.commands.diff import show, write_reports
 from drafttrace.tracer.errors import DrafttraceError
@@ -61,6 +61,9 @@ def report(
     Exit code: that of the result.
     """
     result = _piped() if str(file) == "-" else read_result(file)
+    log.say(
+        "%s: %s, of %s and %s", file, result.verdict, result.left.path, result.reference and result.reference.path
+    )
     if threshold:
         from drafttrace.compare.judge import rejudge
 

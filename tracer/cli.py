@@ -16,6 +16,7 @@ from drafttrace.tracer.commands.common import Verbose, examples, flowing
 from drafttrace.tracer.errors import DrafttraceError
 from drafttrace.tracer.plain_options import command_of
 from drafttrace.tracer.terminal import prepare_streams
+from drafttrace.tracer.told_values import tell_values
 
 # Every command is the module of that name in tracer/commands. The order in which help shows them; that of the panels
 # is commands.common.PANELS.
@@ -136,7 +137,7 @@ def main() -> None:
     if names is COMMANDS or _SHORT.issuperset(names):
         gc.disable()
     try:
-        command_of(globals().get("app") or build(names))()
+        tell_values(command_of(globals().get("app") or build(names)))()
     except DrafttraceError as error:
         _fail(str(error))
     except OSError as error:  # a full disk, a name too long, a network folder that went away

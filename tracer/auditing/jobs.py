@@ -82,8 +82,13 @@ def plan(folder: str, against: str, format_id: str | None, request: Request) -> 
         for ref in dump.refs:
             yield Job(places.of(ref), None, against, _stamp(ref.file))
         return
+    served = served_side(Path(against), request)
+    if not served:
+        raise UnreadableFile(
+            f"'{against}' holds no trace that can be read; record one there, or give another --against."
+        )
     known = entries(dump)
-    matcher = Matcher(served_side(Path(against), request), known)
+    matcher = Matcher(served, known)
     for ref, entry in zip(dump.refs, known, strict=True):
         reference = places.of(ref)
         found, problem = matcher.match(entry, lambda ref=ref: sample_tokens(dump, ref), ref.number)  # type: ignore[misc]

@@ -19,23 +19,34 @@ if TYPE_CHECKING:
 
 def read_result(file: Path) -> Result:
     """A saved result. Raises DrafttraceError where the file cannot be read or is none."""
-    from drafttrace.compare.result import load_result
-
     try:
         text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise DrafttraceError(f"The result '{file}' is not UTF-8 text; give what 'diff --json' wrote.") from None
     except OSError as error:
         raise DrafttraceError(f"The result '{file}' cannot be read ({error.strerror}); check the name.") from None
-    return load_result(text)
+    return _loaded(text, f"'{file}'")
+
+
+def _loaded(text: str, name: str) -> Result:
+    """The result in a text. Errors name the file, which only the caller knows."""
+    from drafttrace.compare.result import load_result
+
+    try:
+        return load_result(text)
+    except DrafttraceError as error:
+        said = str(error).replace("its schema is None, not", "it names no schema such as")
+        for general in ("This is no drafttrace result", "The result", "The drafttrace result"):
+            if said.startswith((f"{general} is ", f"{general}:")):
+                named = f"{name} is no drafttrace result" if general.startswith("This") else f"{general} {name}"
+                raise type(error)(named + said.removeprefix(general)) from None
+        raise
 
 
 def _piped() -> Result:
     """The result that another command writes into a pipe, as ``diff --json -`` does."""
-    from drafttrace.compare.result import load_result
-
     try:
-        return load_result(sys.stdin.buffer.read().decode("utf-8"))
+        return _loaded(sys.stdin.buffer.read().decode("utf-8"), "'-' (standard input)")
     except UnicodeDecodeError:
         raise DrafttraceError(
             "The result on standard input is not UTF-8 text; give it what 'diff --json -' writes."

@@ -183,8 +183,8 @@ def trace_format() -> Iterator[str]:
     yield from (
         "/                  attributes: format, format_version, complete, incomplete_reason, created_utc, tool_version,",
         "                   request_id, NX_class, default",
-        "/about/*           JSON: environment, server_args, target_config, draft_config, wiring, request, weights, layout;",
-        "                   each an array of pieces of 128 bytes, the text being their concatenation",
+        "/about/*           JSON texts: environment, server_args, target_config, draft_config, wiring, request, weights,",
+        "                   layout",
         "/tokens            ids (prompt and output), prompt_length",
         "/target/rows       one record per recorded row",
         "/target/aux/{i}    [rows, H] slot i, as the target hands it over",
@@ -200,6 +200,11 @@ def trace_format() -> Iterator[str]:
         "/summary           the plot that viewers open",
     )
     yield "```"
+    yield ""
+    yield (
+        "Every text below `/about` is an array of pieces of 128 bytes: the JSON is their concatenation, without the NUL bytes "
+        "at the end (`b''.join(file['about/wiring'][()])` in h5py). SWMR writing needs a fixed length."
+    )
     yield ""
     yield (
         "bf16 is a genuine 16-bit HDF5 float (sign 1, exponent 8, mantissa 7, bias 127): bit-exact, and h5py, h5dump, "

@@ -148,7 +148,7 @@ def _no_more_than_boundaries(whole: int, width: int, name: str, path: Path, requ
         return
     raise UnreadableFile(
         f"The field '{name}' of '{path}' is {whole} wide, {whole // width} times the hidden size {width}, and a target "
-        f"of {n} layers has {n + 1} boundaries; it is of another target: give that one, or the width of one slot with "
+        f"of {n} layers has {n + 1} boundaries; give the target that it was made with, or the width of one slot with "
         "--hidden-size."
     )
 

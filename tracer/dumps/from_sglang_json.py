@@ -121,7 +121,8 @@ def _json_tokens(path: Path, answer: Mapping[str, Any], count: int) -> tuple[Int
                                           if isinstance(item, list) and len(item) > 1]  # fmt: skip
     length = meta.get("prompt_tokens")
     notes: list[str] = []
-    if not prompt and type(length) is int and 0 < length <= max(count, 1):
+    _refuse_gap(path, meta, len(prompt) if isinstance(prompt, list) and prompt else length, count)
+    if not prompt and type(length) is int and 0 < length <= count:
         prompt = [-1] * length
         notes.append('prompt tokens unknown: add "input_ids" to the JSON, or ask with return_logprob')
     ids = [*prompt, *output] if isinstance(prompt, list) and isinstance(output, list) else []
@@ -130,6 +131,28 @@ def _json_tokens(path: Path, answer: Mapping[str, Any], count: int) -> tuple[Int
     if not all(type(token) is int and -1 <= token < 2**31 for token in ids):
         raise UnreadableFile(f"The token ids of '{path}' are no whole numbers; ask the server again.")
     return np.array(ids, np.int64), notes
+
+
+def _refuse_gap(path: Path, meta: Mapping[str, Any], prompt: Any, count: int) -> None:
+    """Raise UnreadableFile for states that do not begin with the prompt's first token.
+
+    Of tokens that the prefix cache held nothing ran, and the answer has no rows: those that it has would stand at other
+    tokens' places.
+    """
+    cached = meta.get("cached_tokens")
+    made = meta.get("completion_tokens")
+    known = type(prompt) is int and prompt > 0
+    # Every token but the last one made has a row.
+    whole = prompt + max(0, made - 1) if known and type(made) is int else None
+    if type(cached) is int and cached > 0 and (whole is None or count < whole):
+        gap = f"has no rows of its first {cached} tokens, which the server's prefix cache held"
+    elif known and count < prompt:
+        gap = f"has {count} rows for a prompt of {prompt} tokens"
+    else:
+        return
+    raise UnreadableFile(
+        f"The answer '{path}' {gap}; ask again with an \"extra_key\" that no other request has, or after /flush_cache."
+    )
 
 
 register(

@@ -202,8 +202,8 @@ def trace_format() -> Iterator[str]:
     yield "```"
     yield ""
     yield (
-        "Every text below `/about` is an array of pieces of 128 bytes: the JSON is their concatenation, without the NUL bytes "
-        "at the end (`b''.join(file['about/wiring'][()])` in h5py). SWMR writing needs a fixed length."
+        "Every text below `/about` is an array of pieces of 128 bytes: the JSON is their concatenation, without the NUL "
+        "bytes at the end (`b''.join(file['about/wiring'][()])` in h5py). SWMR writing needs a fixed length."
     )
     yield ""
     yield (

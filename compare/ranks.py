@@ -125,10 +125,16 @@ def _keys(rows: npt.NDArray[np.void]) -> list[tuple[int, int, int, int]]:
     return keys
 
 
+_FAR, _FEWEST = 0.1, 4  # relative L2 of a row that lacks something, and how many such rows are asked at least
+
+
 def find_partial_sum(
     left: Capture, others: Sequence[Capture], reference: Capture, sample: Sample
 ) -> PartialSum | None:
-    """Slots that are far from the reference alone and near it once the other ranks' rows are added."""
+    """Slots that are far from the reference alone and near it once the other ranks' rows are added.
+
+    Only rows that are far are asked: of an expert or a head that lives on one rank, that rank has the whole.
+    """
     if not others or len(sample) == 0 or any(len(o.table) != len(left.table) for o in others):
         return None
     slots, alone, summed = [], [], []
@@ -136,7 +142,11 @@ def find_partial_sum(
     for mine, target in zip(slot_streams("left", left), theirs, strict=False):
         y, x = sample.read(target), sample.read(mine)
         total = x + sum(sample.read(slot_streams("left", o)[mine.slot]) for o in others)
-        before, after = distance(x, y).rel_l2, distance(total.astype(np.float32), y).rel_l2
+        norms = np.linalg.norm(y, axis=1)
+        far = np.linalg.norm(x - y, axis=1) > _FAR * np.where(norms > 0, norms, 1.0)
+        if far.sum() < min(_FEWEST, len(far)):
+            continue
+        before, after = distance(x[far], y[far]).rel_l2, distance(total[far].astype(np.float32), y[far]).rel_l2
         if after < 0.1 and after < 0.3 * before:
             slots.append(mine.slot)
             alone.append(before)

@@ -47,13 +47,11 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 
 def part_causes(facts: Facts) -> tuple[PartCause, ...]:
-    """The parts that are explained. What stands in another row's place, or on a picture, is told elsewhere."""
-    spans = {rows.slot for rows in facts.rows if placeholder_span(facts, rows) is not None}
-    found = (
-        _cause(facts, fact)
-        for fact in facts.parts
-        if fact.slot not in facts.copies.slots and fact.slot not in spans
-    )
+    """The parts that are explained. What stands in another row's place, on a picture, or is one rank's part of a sum, is
+    told elsewhere."""
+    elsewhere = {rows.slot for rows in facts.rows if placeholder_span(facts, rows) is not None}
+    elsewhere |= {*facts.copies.slots, *(facts.ranks.partial.slots if facts.ranks.partial is not None else ())}
+    found = (_cause(facts, fact) for fact in facts.parts if fact.slot not in elsewhere)
     return tuple(cause for cause in found if cause is not None and not _of_the_whole(facts, cause))
 
 

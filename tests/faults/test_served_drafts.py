@@ -12,7 +12,7 @@ from typing import Any
 
 import fault_drafts as drafts
 import pytest
-from fault_rows import Row
+from fault_rows import OR, Row
 from fault_server import (
     NEW_TOKENS,
     STEPS,
@@ -94,7 +94,8 @@ CASES = (
     *on_both("EAGLE for EAGLE3", {DIFF: "fc-not-called"}, arguments={"algorithm": "EAGLE"}),
     *on_both(
         "lm_head not in the checkpoint",
-        {CHECK: "weights-missing", DIFF: "downstream"},
+        # What the head's memory held decides whether its logits are numbers.
+        {CHECK: "weights-missing", DIFF: OR.join(("downstream", "nan-inf", "zero-rows"))},
         weights=drafts.without("lm_head.weight"),
     ),
     *on_both(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from bench.kimi_pair import Shape, write_dump, write_trace
 from drafttrace.tracer.auditing.jobs import Job, plan
@@ -211,6 +213,21 @@ def test_captures_that_cannot_be_told_apart_are_not_guessed(tmp_path: Path) -> N
     assert "2 captures share equally many tokens" in reason and "a folder that holds one of them" in reason
 
 
+def test_a_trace_that_another_one_fits_better_is_told_and_not_left_out_in_silence(tmp_path: Path) -> None:
+    """Two traces of one prompt, one of them of a miswired server: "1 match", exit 0, and not a word of the other."""
+    dump, traces = make(tmp_path, 1)
+    write_trace(traces / "miswired.h5", Shape(SMALL.tokens - 4, SMALL.width, seed=0, shifted=True))
+    table = tmp_path / "audit.sqlite"
+    found = audit(dump, traces, table)
+    assert found["verdicts"] == {"match": 1}
+    assert [Path(name).name for name in found["passed_over"]] == ["miswired.h5"]
+    said = io.StringIO()
+    render(summarise(table), Console(width=200, file=said))
+    assert "1 trace of the served side was compared with nothing" in said.getvalue()
+    (traces / "miswired.h5").unlink()
+    assert audit(dump, traces, table)["passed_over"] == ()
+
+
 def test_a_shared_system_prompt_pairs_nobody(tmp_path: Path) -> None:
     """Sample 6 of tiny-kimi begins with the first eight tokens of sample 0, and was compared with its trace."""
     traces = tmp_path / "traces"
@@ -329,10 +346,6 @@ def test_without_ray_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_names_of_files_are_shown_and_never_obeyed() -> None:
     """A dump named ``[red]x[/red]`` lost its brackets, and one with an escape sequence in it coloured the terminal."""
-    import io
-
-    from rich.console import Console
-
     name = "[red]x[/red]\x1b[31m.pt"
     found = FindingCount("slot-shift", "fault", 1, 1.0, 0.98, f"In {name}.", f"Set [0, 3, 31] in {name}.", (name,))
     problem = Problem(FAILED, f"{name} is cut off", 1, (name,))

@@ -138,10 +138,7 @@ class Places:
 
 def served_side(path: Path, request: Request) -> list[Served]:
     """The traces at a path, else the samples of the dump that it is."""
-    if path.is_dir():
-        traces = [file for file in sorted(path.rglob("*.h5")) if is_trace_file(file)]
-    else:
-        traces = [path] if path.is_file() and is_trace_file(path) else []
+    traces = _traces(path)
     if traces:
         return [found for file in traces if (found := _served_trace(file)) is not None]
     dump = _open_served(path, request)
@@ -156,6 +153,20 @@ def served_side(path: Path, request: Request) -> list[Served]:
         )
         for ref, entry in zip(dump.refs, entries(dump), strict=True)
     ]
+
+
+def passed_over(jobs: Sequence[Job], against: str) -> list[str]:
+    """The traces of the served side that no job takes: of other texts, or of one that another capture fits better."""
+    if is_url(against):
+        return []
+    taken = {job.left.path for job in jobs if job.left is not None}
+    return [str(file) for file in _traces(Path(against)) if str(file) not in taken]
+
+
+def _traces(path: Path) -> list[Path]:
+    if path.is_dir():
+        return [file for file in sorted(path.rglob("*.h5")) if is_trace_file(file)]
+    return [path] if path.is_file() and is_trace_file(path) else []
 
 
 def _open_served(path: Path, request: Request) -> Collection:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from drafttrace.tracer.auditing.jobs import Job, is_url, plan
+from drafttrace.tracer.auditing.jobs import Job, is_url, passed_over, plan
 from drafttrace.tracer.auditing.pools import run_local, run_ray
 from drafttrace.tracer.auditing.table import AuditTable
 from drafttrace.tracer.auditing.work import Settings
@@ -44,6 +44,7 @@ def run(order: Order, settings: Settings, progress: Progress | None = None) -> N
     with AuditTable(order.table, about, force=order.force) as table:
         if not order.limit:
             table.keep_only({job.reference.name for job in jobs})
+            table.pass_over(passed_over(jobs, order.against))
         done = table.done()
         open_jobs = [job for job in jobs if done.get(job.reference.name) != job.stamp]
         finished = len(jobs) - len(open_jobs)

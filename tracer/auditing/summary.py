@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drafttrace.tracer.auditing.outcome import COMPARED, FAILED, INCOMPARABLE, UNMATCHED
-from drafttrace.tracer.auditing.table import SCHEMA, reading
+from drafttrace.tracer.auditing.table import PASSED_OVER, SCHEMA, reading
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -56,7 +57,7 @@ class Problem:
 @dataclass(frozen=True)
 class Summary:
     """The audit. verdicts: samples by verdict. exit_code: 0 all match or noise, 1 a mismatch or a sample that failed,
-    2 nothing was compared."""
+    2 nothing was compared. passed_over: traces of the served side that were compared with nothing."""
 
     table: str
     samples: int
@@ -71,6 +72,7 @@ class Summary:
     slots: tuple[SlotLevel, ...]
     problems: tuple[Problem, ...]
     exit_code: int
+    passed_over: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The machine form."""
@@ -102,6 +104,11 @@ def summarise(path: Path) -> Summary:
             slots=tuple(_slots(query)),
             problems=tuple(_problems(query)),
             exit_code=_exit_code(compared, verdicts, by_status.get(FAILED, 0)),
+            passed_over=tuple(
+                name
+                for (text,) in query("SELECT value FROM about WHERE key = ?", PASSED_OVER)
+                for name in json.loads(text)
+            ),
         )
 
 
@@ -186,6 +193,16 @@ def render(summary: Summary, console: Console) -> None:
     for count, word in ((summary.unmatched, "had nothing to compare with"), (summary.failed, "failed")):
         if count:
             console.print(f"{count} {word}")
+    if summary.passed_over:
+        count, names = len(summary.passed_over), ", ".join(summary.passed_over[:3])
+        more = f" and {count - 3} more" if count > 3 else ""
+        which = "trace of the served side was" if count == 1 else "traces of the served side were"
+        console.print(
+            Text(
+                f"{count} {which} compared with nothing, another one fits better or none of the samples is "
+                f"theirs: {printable(names)}{more}"
+            )
+        )
     if summary.findings:
         table = Table(box=None, pad_edge=False)
         for name, justify in (("finding", "left"), ("samples", "right"), ("share", "right"), ("what", "left")):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import astuple, fields
 from pathlib import Path
@@ -15,6 +15,7 @@ from drafttrace.tracer.auditing.outcome import FINAL, FoundRow, Outcome, SlotRow
 from drafttrace.tracer.errors import OutputExists, UnreadableFile
 
 SCHEMA = "drafttrace.audit/1"
+PASSED_OVER = "passed_over"
 _PATIENCE = 30.0  # seconds that a reader may hold up the audit
 _COMMIT_AFTER = 1.0  # seconds of work that a killed audit may lose
 _SAMPLE = (
@@ -142,6 +143,11 @@ class AuditTable:
             self._db.executemany(f"DELETE FROM {name} WHERE reference = ?", [(one,) for one in gone])
         self._db.commit()
         return len(gone)
+
+    def pass_over(self, captures: Sequence[str]) -> None:
+        """Keep the names of the captures that are compared with nothing."""
+        self._db.execute("INSERT OR REPLACE INTO about VALUES (?, ?)", (PASSED_OVER, json.dumps(list(captures))))
+        self._db.commit()
 
     def query(self, text: str, values: tuple[object, ...] = ()) -> list[tuple[object, ...]]:
         """Rows of a SELECT."""

@@ -9,6 +9,9 @@ from drafttrace.compare.audit.subject import Subject
 from drafttrace.compare.draft_config import NESTED
 from drafttrace.tracer.boundary import wiring_name
 
+TRACE = "the trace"
+"""Where the wiring of :class:`Subject` ``served`` comes from when a trace tells what a server did."""
+
 
 def wiring_remedy(subject: Subject, wanted: Sequence[int]) -> str:
     """The line that makes this server hand over ``wanted``."""
@@ -19,6 +22,11 @@ def wiring_remedy(subject: Subject, wanted: Sequence[int]) -> str:
         return f"No SGLang release captures hidden states of {subject.target.architecture}; serve another target class."
     ids = reader.ids_for(wanted, n)
     where = f"{reader.architecture} in SGLang {reader.version}"
+    if ids is not None and subject.served.ids_from == TRACE and list(ids) == list(subject.served.ids or ()):
+        return (
+            f"{subject.draft.path.name} says so already ({where}: its ids {list(ids)} are {name}), and the trace's server "
+            "was told otherwise: restart it without --wiring, or with the config that it read replaced by this one."
+        )
     if ids is not None:
         line = f'"eagle_config": {{"eagle_aux_hidden_state_layer_ids": {list(ids)}}}'
         return f"{line} in {subject.draft.path.name}{_others(subject)} ({where}: {name}){_unproven(subject, wanted, serve)}"

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from drafttrace.compare.audit.remedies import TRACE
 from drafttrace.compare.audit.subject import Subject, fault, note
 from drafttrace.compare.audit.wiring_checks import difference_findings
 from drafttrace.compare.replay.order_findings import ids_too
@@ -83,7 +84,7 @@ def _handing(subject: Subject, handed: Sequence[Key]) -> Subject:
     wiring = tuple(key for key in handed if isinstance(key, int))
     if len(wiring) != len(handed) or wiring == subject.served.wiring:
         return subject
-    traced = replace(subject.served, wiring=wiring, ids_from="the trace")
+    traced = replace(subject.served, wiring=wiring, ids_from=TRACE)
     return replace(subject, readings=(*subject.readings[:-1], traced))
 
 

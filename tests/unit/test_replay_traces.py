@@ -159,3 +159,20 @@ def test_a_window_in_the_config_is_one_fault(tmp_path: Path) -> None:
     softened = [v for v in result.variants if v.switch == "token_shift" and v.gain > 0.1]
     assert softened and ranking.works(softened[0].score)  # the trap is still there
     assert [fault.id for fault in result.faults] == ["window-mismatch"]
+
+
+def test_a_config_that_is_right_already_is_not_the_remedy_of_a_server_that_was_told_otherwise(
+    tmp_path: Path,
+) -> None:
+    """Served with --wiring: "eagle_aux_hidden_state_layer_ids": [2, 30, 58] was to be written into a config that had it."""
+    trace = open_capture(str(ROOT / "traces/tiny-kimi/as-trained.h5"))  # B2, B30, B58
+    draft = tmp_path / "draft"
+    shutil.copytree(ROOT / "pairs/tiny-kimi/draft", draft)
+    config = json.loads((draft / "config.json").read_text())
+    config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] = [0, 3, 31]
+    (draft / "config.json").write_text(json.dumps(config))
+    target = ROOT / "pairs/tiny-kimi/target"
+    found = replay(trace, draft, target, search_wirings=True, sglang_version="0.5.23")
+    first = found.findings[0]
+    assert first.id in {"slot-shift", "wrong-boundary", "boundary-offset"} and found.exit_code == 1
+    assert "says so already" in first.remedy and "without --wiring" in first.remedy, first.remedy

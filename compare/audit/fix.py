@@ -20,7 +20,7 @@ from drafttrace.compare.audit.refusal_checks import refusal_changes
 from drafttrace.compare.audit.said_in_vain import flag_changes
 from drafttrace.compare.audit.shape_remedies import shapes_of
 from drafttrace.compare.audit.subject import Subject
-from drafttrace.compare.audit.unused_checks import bias_changes
+from drafttrace.compare.audit.unused_checks import NORM_FLAGS, bias_changes, key_of
 from drafttrace.compare.draft_config import NESTED, SPECULATORS
 from drafttrace.compare.draft_weights import matrix_shape
 from drafttrace.tracer.checkpoint import read_json
@@ -28,8 +28,6 @@ from drafttrace.tracer.errors import DrafttraceError, OutputExists, UnreadableFi
 
 RECORD = "drafttrace.fix/1"
 USE_AUX = "eagle_config.use_aux_hidden_state"
-
-_FLAGS = (("fc_norm", "fc_norm."), ("norm_before_fc", "input_norm."))
 
 
 def planned_changes(subject: Subject) -> dict[str, Any]:
@@ -57,10 +55,10 @@ def planned_changes(subject: Subject) -> dict[str, Any]:
     if other is not None and (other.right == PLAIN_CLASS or draft.mla is not None):
         changes["architectures"] = [other.right]
     names = subject.draft_weights.names
-    for flag, prefix in _FLAGS:
+    for flag, prefix in NORM_FLAGS:
         set_already = draft.fc_norm if flag == "fc_norm" else draft.norm_before_fc
         if not set_already and any(name.startswith(prefix) for name in names):
-            changes[flag] = True
+            changes[key_of(draft, flag)] = True
     changes |= bias_changes(subject)
     if unquantized(subject):
         changes[QUANTIZATION] = None

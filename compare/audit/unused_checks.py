@@ -17,6 +17,7 @@ from drafttrace.compare.audit.mla_checks import ATTENTION, PLAIN_CLASS, other_at
 from drafttrace.compare.audit.quantized import is_part, is_quantized
 from drafttrace.compare.audit.sglang_rules import honoured
 from drafttrace.compare.audit.subject import Subject, fault, note
+from drafttrace.compare.draft_config import DraftConfig
 from drafttrace.compare.draft_weights import VOCABULARY_MAPS, split_fused
 from drafttrace.compare.result import Finding
 
@@ -26,13 +27,14 @@ _SECOND_NORM = re.compile(r"^layers\.\d+\.input_layernorm\.weight$")
 _QUERY_KEY_NORM = re.compile(r"\.self_attn\.[qk]_norm\.weight$")
 _SCALE = re.compile(r"_proj\.weight_scale(_inv|_2)?$")
 _SINKS = re.compile(r"\.self_attn\.sinks$")
-_FLAGS = (("fc_norm", "fc_norm."), ("norm_before_fc", "input_norm."))
+NORM_FLAGS = (("fc_norm", "fc_norm."), ("norm_before_fc", "input_norm."))
+"""Switches, and the tensors that are there for them."""
 
 
 def unused_findings(subject: Subject) -> Iterator[Finding]:
     """Every stored tensor that nothing reads: as a fault where training must have used it, else as a hint."""
     left = _left(subject)
-    for flag, prefix in _FLAGS:
+    for flag, prefix in NORM_FLAGS:
         mine = [name for name in left if name.startswith(prefix)]
         if mine:
             left = [name for name in left if name not in mine]
@@ -68,13 +70,27 @@ def _left(subject: Subject) -> list[str]:
 
 def _norm_of_a_flag(subject: Subject, flag: str, names: Sequence[str]) -> Finding:
     reads = honoured(flag, subject.draft.architecture or "", subject.version)
+    place = key_of(subject.draft, flag)
+    said, line = f"the config does not set {flag}", f'"{flag}": true'
+    if place != flag:
+        said, line = (
+            f"{place} is set to false, which counts more than {flag}",
+            f'"{flag}": true inside "eagle_config"',
+        )
     return fault(
         "norm-missing",
         0.85,
-        f"The checkpoint has {', '.join(names)}, but the config does not set {flag}, so the server skips the norm.",
-        f'"{flag}": true' + ("" if reads else f" (not read by SGLang {subject.version})"),
+        f"The checkpoint has {', '.join(names)}, but {said}, so the server skips the norm.",
+        line + ("" if reads else f" (not read by SGLang {subject.version})"),
         {"tensors": list(names), "flag": flag},
     )
+
+
+def key_of(draft: DraftConfig, flag: str) -> str:
+    """The dotted key of a switch as SGLang reads it: for ``norm_before_fc`` the one inside ``eagle_config`` counts more."""
+    nested = draft.raw.get("eagle_config")
+    inside = flag == "norm_before_fc" and isinstance(nested, dict) and flag in nested
+    return f"eagle_config.{flag}" if inside else flag
 
 
 def _lost(subject: Subject, left: Sequence[str]) -> Iterator[tuple[Sequence[str], Finding]]:

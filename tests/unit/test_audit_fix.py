@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from audit_folders import DEEPSEEK_TARGET, specforge, write_draft, write_target
+from safetensors.torch import load_file, save_file
 
+import drafttrace
 from drafttrace.compare.audit.fix import fix
 from drafttrace.tracer.errors import DrafttraceError, OutputExists
+
+ROOT = Path(__file__).resolve().parents[2]
 
 CHANGES = {"tie_word_embeddings": False}
 
@@ -102,3 +108,26 @@ def test_a_refused_fix_is_refused_before_any_report_is_written(tmp_path: Path) -
         text=True,
     )
     assert twice.returncode == 2 and "same file" in twice.stderr, twice.stderr
+
+
+def test_a_switch_that_is_overruled_inside_eagle_config_is_written_there(tmp_path: Path) -> None:
+    """The remedy was "norm_before_fc": true, which stood in the file already, and --fix wrote it once more."""
+    pair = ROOT / "pairs/tiny-llama"
+    draft = tmp_path / "draft"
+    shutil.copytree(pair / "draft", draft)
+    (weights,) = draft.glob("*.safetensors")
+    tensors = load_file(weights)
+    save_file(
+        tensors | {"input_norm.weight": torch.ones(tensors["fc.weight"].shape[1], dtype=torch.bfloat16)}, weights
+    )
+    config = json.loads((draft / "config.json").read_text())
+    config["norm_before_fc"] = True
+    config["eagle_config"]["norm_before_fc"] = False
+    (draft / "config.json").write_text(json.dumps(config))
+    found = drafttrace.check(pair / "target", draft)
+    (missing,) = [f for f in found.findings if f.id == "norm-missing"]
+    assert "eagle_config.norm_before_fc is set to false" in missing.summary
+    assert found.fix == {"eagle_config.norm_before_fc": True}
+    config["eagle_config"]["norm_before_fc"] = True
+    (draft / "config.json").write_text(json.dumps(config))
+    assert not [f for f in drafttrace.check(pair / "target", draft).findings if f.severity == "fault"]

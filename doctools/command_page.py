@@ -37,8 +37,9 @@ def command_line() -> Iterator[str]:
     yield "## Shell completion"
     yield ""
     yield (
-        "Commands and options complete in bash, zsh, fish and PowerShell. This writes what the shell needs into your home "
-        "folder; open a new shell then:"
+        "Commands, options and their values complete in bash, zsh, fish and PowerShell: formats, releases, thresholds, the "
+        "wirings that the files of the line declare. This writes what the shell needs into your home folder; open a new "
+        "shell then:"
     )
     yield ""
     yield "<!-- not run: it writes into the home folder; tests/cli runs it in a home of its own, and lets bash complete -->"

@@ -7,7 +7,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -16,7 +16,7 @@ from drafttrace.tracer.commands.common import Verbose, examples, flowing
 from drafttrace.tracer.errors import DrafttraceError
 from drafttrace.tracer.plain_options import command_of
 from drafttrace.tracer.terminal import prepare_streams
-from drafttrace.tracer.told_values import tell_values
+from drafttrace.tracer.usage_errors import asks_for_help, is_usage_error, keep_values, sentence_of
 
 # Every command is the module of that name in tracer/commands. The order in which help shows them; that of the panels
 # is commands.common.PANELS.
@@ -39,6 +39,7 @@ COMMANDS = (
 )
 # Commands that are over in a second: looking for garbage in what was just imported is a tenth of them.
 _SHORT = {"diff", "inspect", "report"}
+_INTERRUPTED = 130  # as shells have it for a program that Ctrl-C ended
 
 
 def build(names: Sequence[str] = COMMANDS) -> typer.Typer:
@@ -86,6 +87,13 @@ def _named(arguments: Sequence[str]) -> Sequence[str]:
 def _completes() -> bool:
     """Whether a shell asks for completions."""
     return any(key.endswith("_COMPLETE") and "DRAFTTRACE" in key.upper() for key in os.environ)
+
+
+def _offering(command: Any) -> Any:
+    """The command line as a shell asks it for completions."""
+    from drafttrace.tracer.completing import complete_values
+
+    return complete_values(command)
 
 
 def _root(
@@ -137,7 +145,8 @@ def main() -> None:
     if names is COMMANDS or _SHORT.issuperset(names):
         gc.disable()
     try:
-        tell_values(command_of(globals().get("app") or build(names)))()
+        command = keep_values(command_of(globals().get("app") or build(names)))
+        code = (_offering(command) if _completes() else command)(standalone_mode=False)
     except DrafttraceError as error:
         _fail(str(error))
     except OSError as error:  # a full disk, a name too long, a network folder that went away
@@ -150,8 +159,22 @@ def main() -> None:
         if package in {"", "drafttrace"}:
             _bug()
         _fail(f"The package {package} is not installed, which this command needs; pip install {package}.")
-    except Exception:
+    except Exception as error:
+        if is_usage_error(error):
+            _usage(error)
+        if type(error).__name__ == "Abort":  # what older typers make of Ctrl-C
+            sys.exit(_INTERRUPTED)
         _bug()
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _usage(error: Any) -> NoReturn:
+    """One sentence, exit code 2; for nothing at all the help."""
+    if asks_for_help(error):
+        typer.echo(error.message, err=True, nl=bool(error.message))
+    else:
+        print(f"drafttrace: {sentence_of(error)}", file=sys.stderr)
+    sys.exit(2)
 
 
 def _bug() -> NoReturn:

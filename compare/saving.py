@@ -16,7 +16,12 @@ if TYPE_CHECKING:
 
 def save(result: Result, path: Path) -> None:
     """Write the file, whole or not at all. Raises DrafttraceError as :meth:`Result.save` says."""
-    forms: dict[str, Callable[[Result], bytes]] = {".json": _json, ".md": _markdown, ".html": _html, ".png": _png}
+    forms: dict[str, Callable[[Result], bytes]] = {
+        ".json": _json,
+        ".md": _markdown,
+        ".html": _html,
+        **dict.fromkeys((".png", ".pdf", ".svg"), lambda result: _picture(result, path)),
+    }
     form = forms.get(path.suffix.lower())
     if form is None:
         raise DrafttraceError(f"The report '{path}' has no known form; let its name end in {', '.join(forms)}.")
@@ -39,7 +44,7 @@ def _html(result: Result) -> bytes:
     return utf8(render(result))
 
 
-def _png(result: Result) -> bytes:
-    from drafttrace.plots import overview
+def _picture(result: Result, path: Path) -> bytes:
+    from drafttrace.plots import form_of, overview
 
-    return overview(result)
+    return overview(result, form_of(path))

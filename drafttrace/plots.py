@@ -11,18 +11,27 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from io import BytesIO
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from drafttrace.tracer.errors import DrafttraceError, NothingToCompare
+from drafttrace.tracer.report_file import is_stream
 
 if TYPE_CHECKING:
     from drafttrace.compare.result import Matrix, Result
 
+Form = Literal["png", "pdf", "svg"]
 Measure = Literal["cosine", "rel_l2", "norm"]
 Which = Literal["slots", "boundaries"]
 _LABELS: dict[Measure, str] = {"cosine": "cosine", "rel_l2": "relative L2", "norm": "norm of a row"}
+# What says whose a picture is, so that an older one is replaced and nobody else's.
+_MARKS: dict[Form, dict[str, str | None]] = {
+    "png": {"Software": "drafttrace"},
+    "pdf": {"Creator": "drafttrace", "CreationDate": None},
+    "svg": {"Creator": "drafttrace", "Date": None},
+}
 _LINES: dict[Measure, str] = {
     "rel_l2": "solid: the rows\ndotted: limit of a match",
     "norm": "solid: left\ndashed: reference",
@@ -61,12 +70,29 @@ def heatmap(result: Result, which: Which = "slots", measure: Literal["cosine", "
     return figure
 
 
-def overview(result: Result) -> bytes:
-    """One picture (PNG) of everything that there is to plot: the matrices, then cosine, relative L2 and norms.
+def form_of(path: Path) -> Form:
+    """The form of a picture that its name ends in; PNG for standard output, ``-``, and for devices and pipes.
+
+    Raises DrafttraceError for another ending.
+    """
+    if str(path) == "-" or is_stream(path):
+        return "png"
+    for form in _MARKS:
+        if path.suffix.lower() == f".{form}":
+            return form
+    ends = f"ends in '{path.suffix}'" if path.suffix else "has no ending"
+    raise DrafttraceError(
+        f"The picture '{path}' {ends}, which is no form of pictures; give a name that ends in .png, .pdf or .svg."
+    )
+
+
+def overview(result: Result, form: Form = "png") -> bytes:
+    """One picture of everything that there is to plot: the matrices, then cosine, relative L2 and norms.
 
     Raises NothingToCompare for a result without slots, DrafttraceError where matplotlib is not installed.
     """
     _need_slots(result)
+    _choose("form", form, _MARKS)
     matrices = [
         (matrix, name)
         for matrix, name in ((result.sweep, "slot × boundary"), (result.matrix, "slot × slot"))
@@ -82,7 +108,7 @@ def overview(result: Result) -> bytes:
         _draw_curves(axes, result, measure)
     figure.suptitle(_title(result), x=0.01, ha="left")
     picture = BytesIO()
-    figure.savefig(picture, format="png", dpi=110)
+    figure.savefig(picture, format=form, dpi=110, metadata=_MARKS[form])
     return picture.getvalue()
 
 

@@ -13,7 +13,9 @@ from drafttrace.tracer.printable import utf8
 
 _START = 1 << 16
 _MOST_JSON = 256 << 20
-_PNG = b"\x89PNG"
+_MOST_PICTURE = 16 << 20
+_PICTURES = (b"\x89PNG", b"%PDF-")
+_OURS = b"drafttrace"
 
 
 def write_text(path: Path, text: str) -> None:
@@ -57,15 +59,16 @@ def _keep_others(path: Path, data: bytes) -> None:
     start, new_start = b"", data[:_START]
     with path.open("rb") as stream:
         start = stream.read(_START)
-        if start.startswith(_PNG) and new_start.startswith(_PNG):
-            return
-        if b"\0" in start or start.startswith(_PNG):
+        picture = start.startswith(_PICTURES)
+        if picture and new_start[:4] == start[:4] and _OURS in start + stream.read(_MOST_PICTURE):
+            return  # a PNG says at its beginning whose it is, a PDF at its end
+        if b"\0" in start or picture:
             raise OutputExists(
                 f"The output '{path}' is a trace, a dump or another binary file, which no report replaces; give another "
                 "name."
             )
         old = start + stream.read(_MOST_JSON)
-    if b"drafttrace" not in start and not _same_kind(old, data):
+    if _OURS not in start and not _same_kind(old, data):
         raise OutputExists(
             f"The output '{path}' is there already and no report of drafttrace; give another name, or delete it first."
         )

@@ -117,6 +117,41 @@ def test_a_picture_is_written_on_request_and_from_a_saved_result(tmp_path: Path)
         assert picture.read_bytes().startswith(b"\x89PNG") and picture.stat().st_size > 50_000
 
 
+PICTURES = {"png": b"\x89PNG", "pdf": b"%PDF-", "svg": b"<?xml"}
+
+
+@pytest.mark.parametrize("form", PICTURES)
+def test_the_ending_of_a_picture_says_its_form(form: str, tmp_path: Path) -> None:
+    """A picture named .pdf was a PNG."""
+    saved, picture = tmp_path / "r.json", tmp_path / f"Plots.{form.upper()}"
+    run("diff", FIXED, DUMP, "--json", saved, "-q")
+    assert run("report", saved, "--png", picture, "-q").returncode == 0
+    data = picture.read_bytes()
+    assert data.startswith(PICTURES[form]) and (form == "png" or b"<svg" in data or b"%%EOF" in data[-16:])
+    assert run("report", saved, "--png", picture, "-q").returncode == 0  # its own picture is replaced
+
+
+@pytest.mark.parametrize("name", ["plots.jpg", "plots", "plots.pdf.gz"])
+def test_a_picture_of_no_known_form_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    done = run("diff", FIXED, DUMP, "--png", tmp_path / name, "--json", tmp_path / "r.json", "-q")
+    assert done.returncode == 2 and f"{name}' " in done.stderr and ".png, .pdf or .svg" in done.stderr, done.stderr
+    assert not list(tmp_path.iterdir())  # told before anything was compared
+
+
+@pytest.mark.parametrize("form", PICTURES)
+def test_a_picture_of_somebody_elses_is_not_replaced(form: str, tmp_path: Path) -> None:
+    """``--png photo.png`` replaced any PNG, whoever had made it."""
+    from matplotlib.figure import Figure
+
+    saved, picture = tmp_path / "r.json", tmp_path / f"mine.{form}"
+    Figure().savefig(picture)
+    mine = picture.read_bytes()
+    run("diff", FIXED, DUMP, "--json", saved, "-q")
+    done = run("report", saved, "--png", picture, "-q")
+    assert done.returncode == 2 and "give another name" in done.stderr, done.stderr
+    assert picture.read_bytes() == mine
+
+
 def test_without_matplotlib_a_picture_is_refused_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "matplotlib").mkdir()
     (tmp_path / "matplotlib/__init__.py").write_text("raise ImportError('not here')")

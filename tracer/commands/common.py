@@ -40,7 +40,10 @@ Json = Annotated[str | None, typer.Option("--json", metavar="FILE|-", help="The 
 Markdown = Annotated[Path | None, typer.Option("--md", metavar="FILE|-", help="A report to paste into an issue.")]
 Html = Annotated[Path | None, typer.Option("--html", metavar="FILE|-", help="A self-contained page with plots.")]
 Png = Annotated[
-    Path | None, typer.Option("--png", metavar="FILE|-", help="One picture of the plots (needs matplotlib).")
+    Path | None,
+    typer.Option(
+        "--png", metavar="FILE|-", help="One picture of the plots: .png, .pdf or .svg (needs matplotlib)."
+    ),
 ]
 
 

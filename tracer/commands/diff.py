@@ -122,9 +122,9 @@ def _refuse_itself(left: Capture, reference: Capture) -> None:
 def write_reports(result: Result, *, markdown: Path | None, html: Path | None, png: Path | None = None) -> None:
     """Write the report files that were asked for."""
     if png is not None:
-        from drafttrace.plots import overview
+        from drafttrace.plots import form_of, overview
 
-        output.write_bytes(png, overview(result))
+        output.write_bytes(png, overview(result, form_of(png)))
     if markdown is not None:
         from drafttrace.compare import report_markdown
 
@@ -133,6 +133,14 @@ def write_reports(result: Result, *, markdown: Path | None, html: Path | None, p
         from drafttrace.compare import report_html
 
         output.write_text(html, report_html.render(result))
+
+
+def refuse_picture(png: Path | None) -> None:
+    """Raise DrafttraceError for a picture in a form that there is not, before anything is compared."""
+    if png is not None:
+        from drafttrace.plots import form_of
+
+        form_of(png)
 
 
 def show(result: Result) -> None:
@@ -228,6 +236,7 @@ def diff(
 
     served = None if target is None else model_folder(target, "target")
     output.refuse_twice(markdown, html, png, json_out)
+    refuse_picture(png)
     dump = said(hidden_size, layer_ids, slots, tokens, last, last_norm, mask, boundaries)
     with output.status("comparing", quiet=quiet, after=1.0):
         result = compare_paths(

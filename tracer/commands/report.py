@@ -10,7 +10,7 @@ import typer
 
 from drafttrace.tracer import log, output
 from drafttrace.tracer.commands.common import READ, Html, Json, Markdown, Png, Quiet, Verbose, examples
-from drafttrace.tracer.commands.diff import show, write_reports
+from drafttrace.tracer.commands.diff import refuse_picture, show, write_reports
 from drafttrace.tracer.errors import DrafttraceError
 
 if TYPE_CHECKING:
@@ -71,6 +71,8 @@ def report(
 
     Exit code: that of the result.
     """
+    output.refuse_twice(markdown, html, png, json_out)
+    refuse_picture(png)
     result = _piped() if str(file) == "-" else read_result(file)
     log.say(
         "%s: %s, of %s and %s", file, result.verdict, result.left.path, result.reference and result.reference.path
@@ -79,7 +81,6 @@ def report(
         from drafttrace.compare.judge import rejudge
 
         result = rejudge(result, result.thresholds.replaced(threshold))
-    output.refuse_twice(markdown, html, png, json_out)
     write_reports(result, markdown=markdown, html=html, png=png)
     output.emit(
         json_out, result.to_json, lambda: show(result), quiet=quiet or output.takes_stdout(markdown, html, png)

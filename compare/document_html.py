@@ -25,13 +25,14 @@ def head(word: str, colour: str, sentence: str) -> str:
     return f'<div style="{big}">{html.escape(word)}</div><div>{html.escape(sentence)}</div>'
 
 
-def cause(place: int, finding: Finding, remedy: str) -> str:
-    """A finding with what to do about it."""
+def cause(place: int | None, finding: Finding, remedy: str) -> str:
+    """A finding with what to do about it. place: its number among several."""
+    number = "" if place is None else f"{place}. "
     colour = RED if finding.severity == FAULT else BLUE
     fix = f'<div style="margin-top:3px">→ {html.escape(remedy)}</div>' if remedy else ""
     return (
         f'<div style="border-left:4px solid {colour};padding-left:10px;margin:8px 0">'
-        f"<b>{place}. <code>{html.escape(finding.id)}</code></b> "
+        f"<b>{number}<code>{html.escape(finding.id)}</code></b> "
         f'<span style="{DIM}">{html.escape(finding.severity)}, confidence {finding.confidence:.2f}</span>'
         f"<div>{html.escape(finding.summary)}</div>{fix}</div>"
     )

@@ -60,7 +60,7 @@ def parts(result: Result, width: int) -> Iterator[RenderableType]:
         yield Text()
         yield _slots(result) if width >= _NARROW else _narrow_slots(result)
         yield from (Padding(Text(line, style="dim"), (0, 2)) for line in _below_the_table(result))
-    if result.matrix is not None and len(result.slots) and width >= 60:
+    if result.matrix is not None and len(result.slots):
         yield Text()
         yield _matrix(result.matrix)
     if result.sweep is not None:

@@ -129,7 +129,7 @@ class RowPart:
     share_limit: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SlotResult:
     """One slot (or the last state, ``slot`` = -1, or the embedding, -2) of the left side against the reference.
 
@@ -173,6 +173,20 @@ class SlotResult:
     best_match: BestMatch | None
     parts: tuple[RowPart, ...] = ()
 
+    def __repr__(self) -> str:
+        from drafttrace.compare.wording import number, slot_name
+
+        left, reference = self.left_boundary or self.left, self.reference_boundary or self.reference
+        return (
+            f"<SlotResult {slot_name(self)}: {self.verdict}, {left} against {reference}; "
+            f"relative L2 {number(self.rel_l2.p50)}, {self.rows} rows>"
+        )
+
+    def _repr_html_(self) -> str:
+        from drafttrace.compare.report_notebook import render_slot
+
+        return render_slot(self)
+
 
 @dataclass(frozen=True)
 class Matrix:
@@ -184,7 +198,7 @@ class Matrix:
     cosine: tuple[tuple[float, ...], ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Finding:
     """One named cause. ``id`` is of the closed vocabulary; ``severity`` "note" never turns a verdict.
 
@@ -200,6 +214,19 @@ class Finding:
     evidence: Mapping[str, Any]
     remedy: str
     judged_by_level: bool = False
+
+    def __repr__(self) -> str:
+        slots = f", slots {', '.join(map(str, self.slots))}" if self.slots else ""
+        return f"<Finding {self.id}: {self.severity}, confidence {self.confidence:.2f}{slots}>"
+
+    def __str__(self) -> str:
+        remedy = f"\n→ {self.remedy}" if self.remedy else ""
+        return f"{self.id} ({self.severity}, confidence {self.confidence:.2f})\n{self.summary}{remedy}"
+
+    def _repr_html_(self) -> str:
+        from drafttrace.compare.report_notebook import render_finding
+
+        return render_finding(self)
 
 
 @dataclass(frozen=True)
@@ -335,7 +362,7 @@ class Result:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the report whose form the name ends in.
 
-        .json: machine form; .md: for an issue; .html: with plots; .png: one picture of the plots.
+        .json: machine form; .md: for an issue; .html: with plots; .png, .pdf, .svg: one picture of the plots.
         An older report is replaced, and no other file. Raises DrafttraceError for another ending, for a file that is no
         report, and where nothing can be written.
         """

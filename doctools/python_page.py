@@ -22,7 +22,8 @@ def python_interface() -> Iterator[str]:
     yield "Importing `drafttrace` is cheap: each name loads what it needs when it is first used."
     yield ""
     yield "`PathLike` is a `str` or `os.PathLike`, `Source` one of these (with `#i` for sample i) or an open `Capture`,"
-    for name, alias in (("Layout", making.Layout), ("Measure", plots.Measure), ("Which", plots.Which)):
+    aliases = {"Form": plots.Form, "Layout": making.Layout, "Measure": plots.Measure, "Which": plots.Which}
+    for name, alias in aliases.items():
         yield f"`{name}` one of {', '.join(f'`{value!r}`' for value in get_args(alias))},"
     yield "`Noise` what `noise` returns."
     yield ""
@@ -34,7 +35,8 @@ def python_interface() -> Iterator[str]:
     yield "What `diff` and `load` return; its fields are those of [the result](result.md)."
     yield ""
     yield from _method("Result.save", drafttrace.Result.save)
-    yield "`print(result)` is the terminal's report; a notebook shows it as a table. So it is with `check` and `replay`."
+    yield "`print(result)` is the terminal's report; a notebook shows it as a table. So it is with `check` and `replay`, "
+    yield "and with one finding or slot alone."
     yield ""
     for title, kind in (("check", CheckResult), ("replay", ReplayResult)):
         yield f"## What {title} returns"

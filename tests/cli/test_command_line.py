@@ -266,18 +266,29 @@ def test_what_takes_long_says_so_on_a_terminal(takes: str, after: str, seen: boo
 
 @pytest.mark.slow
 @pytest.mark.parametrize("columns", [40, 60, 80])
-@pytest.mark.parametrize("what", ["diff", "inspect", "check", "help"])
+@pytest.mark.parametrize("what", ["diff", "inspect", "check", "doctor", "help"])
 def test_narrow_terminals_are_not_overrun(columns: int, what: str) -> None:
     arguments: dict[str, tuple[str | Path, ...]] = {
         "diff": DIFF,
         "inspect": ("inspect", KIMI / "as-trained.h5"),
         "check": ("check", "--target", PAIR / "target", "--draft", PAIR / "draft"),
+        "doctor": ("doctor",),
         "help": ("diff", "--help"),
     }
     text = in_terminal(columns, *arguments[what], env={"NO_COLOR": "1"})
     lines = [re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", line).rstrip("\r") for line in text.split("\n")]
     assert max(len(line) for line in lines) <= columns
     assert len(lines) > 10
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+def test_doctor_cuts_no_symbol_off(columns: int) -> None:
+    """At 80 columns most of the symbols of SGLang ended in an ellipsis, and they are what one searches for."""
+    told = json.loads(run("doctor", "--json", "-").stdout)
+    shown = run("doctor", env={"COLUMNS": str(columns)}).stdout
+    assert "…" not in shown and max(map(len, shown.splitlines())) <= columns
+    whole = re.sub(r"\s", "", shown)
+    assert told["hooks"] and all(hook["target"] in whole for hook in told["hooks"])
 
 
 ASCII = [{"LANG": "C"}, {"LC_ALL": "C"}, {"LC_ALL": "POSIX", "LANG": "en_US.UTF-8"}, {"PYTHONIOENCODING": "ascii"}]
@@ -578,14 +589,21 @@ def test_a_reader_that_leaves_early_gets_no_traceback() -> None:
 
 def test_a_bug_of_ours_is_no_mismatch(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """An exception that nobody expected exits with 2: nothing was compared."""
+    import typer
+
     from drafttrace.tracer import cli
 
-    def broken() -> None:
-        raise ZeroDivisionError("a bug")
+    app = typer.Typer()
 
-    monkeypatch.setattr(cli, "app", broken)
+    @app.command()
+    def broken() -> None:
+        raise ZeroDivisionError("nobody expected it")
+
+    monkeypatch.setattr(cli, "app", app)
+    monkeypatch.setattr(cli.gc, "disable", lambda: None)
+    monkeypatch.setattr("sys.argv", ["drafttrace"])
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 2
     said = capsys.readouterr().err
-    assert "a bug" in said and "--version --verbose" in said
+    assert "ZeroDivisionError: nobody expected it" in said and "--version --verbose" in said

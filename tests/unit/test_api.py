@@ -108,6 +108,23 @@ def test_a_result_shows_itself(result: drafttrace.Result) -> None:
     assert "<script" not in page and "<style" not in page and "class=" not in page
 
 
+def test_a_finding_and_a_slot_show_themselves(result: drafttrace.Result) -> None:
+    """In a notebook they were a page of a dataclass's fields, the evidence and 2000 rows of every series among them."""
+    finding, slot = result.findings[0], result.slots[0]
+    assert repr(finding) == f"<Finding slot-shift: fault, confidence {finding.confidence:.2f}, slots 0, 1, 2>"
+    assert str(finding).startswith("slot-shift (fault, ") and str(finding).endswith(f"→ {finding.remedy}")
+    assert repr(slot).startswith("<SlotResult 0: mismatch, B2 against ") and f"{slot.rows} rows>" in repr(slot)
+    for shown in (repr(finding), repr(slot)):
+        assert len(shown) < 200 and "\n" not in shown
+    told = finding._repr_html_()
+    assert "<code>slot-shift</code>" in told and "[0, 3, 31]" in told and "1. " not in told.split("</b>")[0]
+    assert all(name in told for name in finding.evidence)
+    line = slot._repr_html_()
+    assert line.count("<tr>") == 2 and "rel L2" in line and "MISMATCH" in line
+    for page in (told, line):
+        assert "<script" not in page and "<style" not in page and "class=" not in page and len(page) < 20_000
+
+
 def test_notebook_html_escapes_what_strangers_wrote(result: drafttrace.Result) -> None:
     from dataclasses import replace
 
@@ -115,6 +132,9 @@ def test_notebook_html_escapes_what_strangers_wrote(result: drafttrace.Result) -
     findings = tuple(replace(finding, summary=FOREIGN, remedy=FOREIGN) for finding in result.findings)
     page = replace(result, left=left, findings=findings, summary=FOREIGN)._repr_html_()
     assert FOREIGN not in page and "&lt;script&gt;" in page
+    finding = replace(findings[0], evidence={FOREIGN: FOREIGN})
+    assert FOREIGN not in finding._repr_html_() and "&lt;script&gt;" in finding._repr_html_()
+    assert FOREIGN not in replace(result.slots[0], left=FOREIGN)._repr_html_()
     trace = drafttrace.open(KIMI / "as-trained.h5")
     assert FOREIGN not in replace(trace, path=FOREIGN, notes=(FOREIGN,))._repr_html_()
 

@@ -46,6 +46,11 @@ def test_the_terminal_report_fits_any_width_and_says_the_cause_first(width: int)
     flat = " ".join(text.split())
     assert flat.index("slot-shift") < flat.index("boundary-offset")
     assert "[0, 3, 31]" in flat
+    assert INCIDENT.matrix is not None
+    matrix = " ".join(
+        flat[flat.index("relative L2, left by reference") :].split()
+    )  # it was left out below 60 columns
+    assert all(name in matrix for name in (*INCIDENT.matrix.rows, *INCIDENT.matrix.columns))
 
 
 def test_piped_output_has_no_escapes_and_a_terminal_has() -> None:

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 def _show(found: Diagnosis) -> None:
     from rich.table import Table
+    from rich.text import Text
+
+    from drafttrace.tracer.fitted import Fitted
 
     console = output.console()
     for name, value in found.environment.items():
@@ -24,9 +27,9 @@ def _show(found: Diagnosis) -> None:
         table = Table("hook", "symbol of SGLang", "state", box=None, pad_edge=False)
         for hook in found.hooks:
             state = "applies" if hook.error is None else (hook.error if hook.needed else f"optional, {hook.error}")
-            table.add_row(hook.name, hook.target, state)
+            table.add_row(Text(hook.name), Text(hook.target), Text(state))
         console.print()
-        console.print(table)
+        console.print(Fitted(table))  # a symbol is searched for: none is cut off
     console.print()
     console.print(found.problem or "Every needed hook applies; the recorder works with this SGLang.", markup=False)
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from drafttrace.compare.acceptance import low_limit
 from drafttrace.compare.part_words import part_level, part_name
 from drafttrace.compare.result import Group, Result, SlotResult
+from drafttrace.tracer.grammar import in_number
 from drafttrace.tracer.printable import printable
 
 HEADERS = (
@@ -103,7 +104,7 @@ def alignment_line(result: Result) -> str:
         text += f", reference rows moved by {a.token_shift:+d}"
     if a.skipped:
         text += "; left out: " + ", ".join(f"{s.count} {s.reason}" for s in a.skipped)
-    return text
+    return in_number(text)
 
 
 def note_lines(result: Result) -> Iterator[str]:
@@ -112,7 +113,7 @@ def note_lines(result: Result) -> Iterator[str]:
         if side is None:
             continue
         for note in side.notes[:_MOST_NOTES]:
-            yield f"{name}: {shorten(printable(note), _MOST_NOTE)}"
+            yield f"{name}: {shorten(in_number(printable(note)), _MOST_NOTE)}"
         if (more := len(side.notes) - _MOST_NOTES) > 0:
             yield f"{name}: {more} more note{'s' if more > 1 else ''}; --json tells all"
 
@@ -142,7 +143,7 @@ def oddities(result: Result) -> Iterator[str]:
         )
         shown = [f"{count} {what}" for count, what in counts if count]
         if shown:
-            yield f"{_titled(slot)}: {', '.join(shown)} of {slot.rows} rows"
+            yield in_number(f"{_titled(slot)}: {', '.join(shown)} of {slot.rows} rows")
         for part in slot.parts:
             if part.level in {"noise", "match"}:
                 beyond = {"noise": "beyond noise", "match": "beyond equal"}[part.level]
@@ -180,7 +181,7 @@ def measure_cells(slot: SlotResult) -> tuple[str, ...]:
         cosine(slot.cosine.p01),
         cosine(slot.cosine.min),
         cosine(slot.cosine_trimmed.p01),
-        f"{slot.trimmed_channels} channels",
+        in_number(f"{slot.trimmed_channels} channels"),
         number(slot.rel_l2.p99),
         number(slot.rel_l2.max),
         f"{number(slot.norm_ratio.p01)}..{number(slot.norm_ratio.p99)}",
@@ -195,7 +196,7 @@ def measure_line(slot: SlotResult) -> str | None:
     if slot.rows == 0:
         return None
     cells = dict(zip(MEASURES, measure_cells(slot), strict=True))
-    return (
+    return in_number(
         f"{_titled(slot)}, {slot.rows} rows: rel L2 p99 {cells['rel L2 p99']}, max {cells['rel L2 max']}; cosine p01 "
         f"{cells['cosine p01']}, trimmed {cells['trimmed p01']} (without {cells['left out']}); max abs {cells['max abs']}; "
         f"{cells['ulp p50']} bf16 steps, p99 {cells['ulp p99']}"
@@ -258,7 +259,7 @@ def acceptance_line(result: Result) -> str | None:
     text = f"accept length: observed {observed}, expected {expected}, too low below {low_limit(a, result.thresholds):.2f}"
     if a.curve:
         text += "; accepted by draft position: " + ", ".join(f"{100 * share:.0f} %" for share in a.curve)
-    return text
+    return in_number(text)
 
 
 def shorten(text: str, most: int) -> str:

@@ -97,7 +97,7 @@ def _number(environment: Mapping[str, str], name: str, default: int) -> int:
     if not text:
         return default
     if not text.isascii() or not text.isdigit() or int(text) == 0:
-        raise BadSetting(f"{name}='{text}' is no positive whole number; give a number or leave it unset.")
+        raise BadSetting(f"{name}='{text}' is no positive whole number; give one, or leave it unset.")
     return int(text)
 
 
@@ -107,4 +107,4 @@ def _wiring(text: str) -> tuple[int, ...] | None:
     try:
         return parse_wiring(text)
     except ValueError as error:
-        raise BadSetting(f"DRAFTTRACE_WIRING='{text}': {error}.") from None
+        raise BadSetting(f"DRAFTTRACE_WIRING='{text}' cannot be read: {error}.") from None

@@ -132,7 +132,9 @@ class Recorder:
             logger.error("drafttrace: a second request names the trace %s; it is not recorded", trace_id)
             return None
         if len(self.sessions) >= self.settings.max_traces:
-            refusal = f"{self.settings.max_traces} traces are being recorded already; raise DRAFTTRACE_MAX_TRACES"
+            refusal = (
+                f"{self.settings.max_traces} traces are being recorded already; raise DRAFTTRACE_MAX_TRACES or wait"
+            )
         if refusal is not None:
             self.refuse(trace_id, refusal)
             return None

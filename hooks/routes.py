@@ -32,7 +32,9 @@ class Service:
             return 400, _error('The body is no JSON object; send {"taps": {...}}.')
         wanted = self.settings.token
         if wanted is not None and not hmac.compare_digest(str(body.get("token", "")).encode(), wanted.encode()):
-            return 403, _error("This server wants a token to start a trace, and it is missing or wrong.")
+            return 403, _error(
+                "This server wants a token to start a trace, and it is missing or wrong; send the one it was started with."
+            )
         if not self.store.directory.is_dir():
             return 507, _error(f"The trace folder {self.settings.directory} is gone; make it again.")
         known = self.health()
@@ -40,9 +42,7 @@ class Service:
             return 503, _error(f"The recorder is off: {known['reason']}")
         trace_id = body.get("id", None) or secrets.token_hex(8)
         if not isinstance(trace_id, str) or not TRACE_ID.fullmatch(trace_id):
-            return 400, _error(
-                f"The id {trace_id!r} cannot be used; 1 to 64 letters, digits, '-' and '_' are allowed."
-            )
+            return 400, _error(f"The id {trace_id!r} cannot be used; give 1 to 64 letters, digits, '-' and '_'.")
         taps = body.get("taps") or {}
         try:
             if not isinstance(taps, dict):
@@ -60,7 +60,10 @@ class Service:
         except FileExistsError:
             return 409, _error(f"There is a trace '{trace_id}' already; delete it or choose another id.")
         except OSError as error:
-            return 507, _error(f"The trace folder {self.settings.directory} cannot be written ({error.strerror}).")
+            return 507, _error(
+                f"The trace folder {self.settings.directory} cannot be written ({error.strerror}); make room in it, or "
+                "start the server with another --trace-dir."
+            )
         return 200, {"id": trace_id, "rid": f"{RID_PREFIX}{trace_id}"}
 
     def _over_budget(self) -> str | None:
@@ -83,10 +86,16 @@ class Service:
     def find(self, trace_id: str) -> tuple[TraceState | None, Answer]:
         """One trace, or the answer that says that there is none."""
         if not TRACE_ID.fullmatch(trace_id):
-            return None, (400, _error(f"The id {trace_id!r} is no trace id."))
+            return None, (
+                400,
+                _error(f"The id {trace_id!r} is no trace id; give the one that the start of it answered."),
+            )
         state = self.store.state(trace_id)
         if state is None:
-            return None, (404, _error(f"There is no trace '{trace_id}'."))
+            return None, (
+                404,
+                _error(f"There is no trace '{trace_id}'; GET /drafttrace/traces lists those there are."),
+            )
         keys = ("id", "state", "bytes", "rows", "reason")
         return state, (200, {key: getattr(state, key) for key in keys})
 
@@ -129,7 +138,8 @@ def add_routes(app: Any, service: Service) -> None:
             return reply(answer)
         path = service.store.trace_path(trace_id)
         if not path.is_file():
-            return reply((409, _error(f"The trace '{trace_id}' is {state.state} and has no file: {state.reason}.")))
+            why = f"The trace '{trace_id}' is {state.state} and has no file: {state.reason}; record it again."
+            return reply((409, _error(why)))
         if not state.finished and not partial:
             return reply((409, _error(f"The trace '{trace_id}' is {state.state}; ask again, or add ?partial=1.")))
         return FileResponse(path, media_type="application/x-hdf5", filename=path.name)

@@ -85,7 +85,7 @@ class Session:
         self._probes[name][3] += rows.rows
         self.problem(
             f"one forward pass of {rows.rows} rows is larger than the queue ({self._thread.limit} bytes); raise "
-            "DRAFTTRACE_QUEUE_BYTES, lower --chunked-prefill-size or record fewer taps"
+            "DRAFTTRACE_QUEUE_BYTES (drafttrace serve --queue-mib), lower --chunked-prefill-size or record fewer taps"
         )
         return False
 
@@ -145,13 +145,13 @@ class Session:
         if self._budget < 0:
             self.problem(
                 f"the trace reached its limit of {self._settings.max_trace_bytes} bytes; raise "
-                "DRAFTTRACE_MAX_TRACE_BYTES or record fewer taps"
+                "DRAFTTRACE_MAX_TRACE_BYTES (drafttrace serve --max-trace-mib) or record fewer taps"
             )
             self._drop(batch)
         elif not self._send_now(batch, nbytes) and not self._thread.put(_Write(self, batch), nbytes):
             self.problem(
                 f"the queue to the writer was full ({self._thread.waiting_bytes} of {self._thread.limit} bytes); "
-                "raise DRAFTTRACE_QUEUE_BYTES or record fewer taps"
+                "raise DRAFTTRACE_QUEUE_BYTES (drafttrace serve --queue-mib) or record fewer taps"
             )
             self._drop(batch)
 
@@ -211,7 +211,7 @@ class Session:
         if self._store.used_bytes(max_age=1.0) + batch.nbytes > self._settings.max_dir_bytes:
             self.problem(
                 f"the trace folder reached its limit of {self._settings.max_dir_bytes} bytes; delete traces or raise "
-                "DRAFTTRACE_MAX_DIR_BYTES"
+                "DRAFTTRACE_MAX_DIR_BYTES (drafttrace serve --max-dir-mib)"
             )
             self._drop(batch)
             return

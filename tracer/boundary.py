@@ -36,7 +36,7 @@ def parse_boundary(text: str) -> int:
         return 0
     digits = word[1:] if word[:1] in {"B", "b"} else word
     if not digits.isascii() or not digits.isdigit():
-        raise ValueError(f"'{text}' is no boundary: write B0, B3, ... or embed")
+        raise ValueError(f"'{text}' is no boundary; write B0, B3, ... or embed")
     return int(digits)
 
 

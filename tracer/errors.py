@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from drafttrace.tracer.grammar import in_number
+
 
 class DrafttraceError(Exception):
     """Base of every error that the command line turns into one sentence and exit code 2.
 
     The message is a whole sentence: what happened, the value, and what to do about it.
     """
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(in_number(sentence))
 
 
 class UnreadableFile(DrafttraceError):

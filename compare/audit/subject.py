@@ -14,6 +14,7 @@ from drafttrace.compare.draft_weights import DraftWeights, slots_of_fc
 from drafttrace.compare.result import FAULT, NOTE, Finding
 from drafttrace.compare.vocabulary import class_of
 from drafttrace.tracer.checkpoint import Checkpoint
+from drafttrace.tracer.grammar import in_number
 
 NEEDS = "needs_argument"
 """Key of a finding's evidence: an argument without which the server does not start."""
@@ -82,7 +83,7 @@ def fault(
     slots: tuple[int, ...] = (),
 ) -> Finding:
     """A finding that makes the verdict a mismatch."""
-    return Finding(name, class_of(name), FAULT, confidence, slots, summary, dict(evidence or {}), remedy)
+    return Finding(name, class_of(name), FAULT, confidence, slots, in_number(summary), dict(evidence or {}), remedy)
 
 
 def note(
@@ -94,4 +95,4 @@ def note(
     slots: tuple[int, ...] = (),
 ) -> Finding:
     """A finding that a reader should know and that turns no verdict."""
-    return Finding(name, class_of(name), NOTE, confidence, slots, summary, dict(evidence or {}), remedy)
+    return Finding(name, class_of(name), NOTE, confidence, slots, in_number(summary), dict(evidence or {}), remedy)

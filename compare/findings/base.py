@@ -10,6 +10,7 @@ from drafttrace.compare.facts import Facts
 from drafttrace.compare.result import FAULT, Finding
 from drafttrace.compare.vocabulary import class_of, entry
 from drafttrace.tracer.boundary import boundary_name
+from drafttrace.tracer.grammar import in_number
 from drafttrace.tracer.printable import printable
 
 Find = Callable[[Facts], Iterable[Finding]]
@@ -70,9 +71,9 @@ def finding(
         severity=severity,
         confidence=round(min(1.0, max(0.0, confidence)), 3),
         slots=tuple(slots),
-        summary=summary,
+        summary=in_number(summary),
         evidence=dict(evidence or {}),
-        remedy=remedy,
+        remedy=in_number(remedy),
         judged_by_level=by_level,
     )
 

@@ -42,7 +42,10 @@ class Override:
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         missing = [k for k in self.wiring if k not in self._kept]
         if missing:
-            raise RuntimeError(f"drafttrace: --wiring: B{missing[0]} did not pass the hook of this model class")
+            raise RuntimeError(
+                f"drafttrace: --wiring {wiring_name(list(self.wiring))}: B{missing[0]} did not pass the hook of "
+                f"{type(module).__name__}; start without --wiring, and name the boundaries in the draft's config instead."
+            )
         slots = [self._kept[k] for k in self.wiring]
         self._kept.clear()
         if "aux_hidden_states" in kwargs or len(args) <= 4:

@@ -19,7 +19,7 @@ _DOES = (
 )
 # These pass on a sentence that has one already, or one that is chosen elsewhere.
 PASSED_ON = (
-    "{}' cannot be read: {}.",  # parse_wiring: "'x' is no boundary: write B0, B3, ... or embed"
+    "{}' cannot be read: {}.",  # parse_wiring: "'x' is no boundary; write B0, B3, ... or embed"
     "--sglang-version: {}.",
     "The target's weights: {}",
     "answered {}: {} {}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import struct
 from collections.abc import Callable
@@ -29,9 +30,14 @@ from drafttrace.tracer.trace.superblock import lookup3, read_superblock
 READERS = [read_trace, read_rows, read_ranks, trace_summary]
 
 
+# What HDF5 and Python say of their own insides, which once stood in errors as it was.
+RAW = re.compile(r"Unable to|Can't |NoneType|object (?:is|has) n|synchronously|could not |not supported between")
+
+
 def one_sentence(error: BaseException, path: Path) -> str:
     text = str(error)
-    assert str(path) in text and "\n" not in text and "Traceback" not in text
+    assert f"'{path}'" in text and "\n" not in text and "Traceback" not in text and "; " in text
+    assert not RAW.search(text), text
     return text
 
 
@@ -112,8 +118,8 @@ def test_datasets_that_are_not_what_they_should_be_are_named(tmp_path: Path) -> 
         (replace("target/rows", shape=(3, 3), dtype="<i8"), "is no table of rows"),
         # A table that claims more rows than the file holds would take all memory.
         (lambda file: file["draft/rows"].resize(1 << 40, axis=0), "is no table of rows"),
-        (replace("about/layout", data=b"{}"), "its layout makes no sense"),
-        (replace("about/layout", data=b'{"target": 3}'), "its layout makes no sense"),
+        (replace("about/layout", data=b"{}"), "its layout cannot be understood"),
+        (replace("about/layout", data=b'{"target": 3}'), "its layout cannot be understood"),
     ]
     for number, (change, words) in enumerate(cases):
         path = edit(write(tmp_path / f"{number}.h5"), change)

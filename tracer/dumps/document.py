@@ -106,10 +106,17 @@ def _json(path: Path, file: FileBytes) -> Any:
         )
     try:
         return json.loads(file.text().decode("utf-8"))
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError) as error:
         raise UnreadableFile(
-            f"The file '{path}' begins like JSON but is not valid; write or copy it again."
+            f"The file '{path}' begins like JSON and is none: {_broken(error)}; write or copy it again."
         ) from None
+
+
+def _broken(error: Exception) -> str:
+    """Where JSON stops being JSON."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg[0].lower()}{error.msg[1:]} in line {error.lineno}, column {error.colno}"
+    return "its lists are too deep" if isinstance(error, RecursionError) else "it is not UTF-8 text"
 
 
 def _is_pickle(head: bytes) -> bool:

@@ -24,17 +24,19 @@ TABLE_CHUNK = 256
 def check_output(path: Path, overwrite: bool) -> None:
     """Raises OutputExists where ``path`` is taken and ``overwrite`` is not given, or where it cannot be written."""
     if path.is_dir():
-        raise OutputExists(f"{path} is a folder; give the name of a file to write.")
+        raise OutputExists(f"'{path}' is a folder; give the name of a file to write.")
     if path.exists() and not path.is_file():
         raise OutputExists(
-            f"{path} is a device or pipe, which no trace replaces; give the name of a file to write."
+            f"'{path}' is a device or pipe, which no trace replaces; give the name of a file to write."
         )
     if os.path.lexists(path) and not overwrite:
-        raise OutputExists(f"{path} exists already; pass --force to overwrite it, or choose another output.")
+        raise OutputExists(f"'{path}' exists already; pass --force to overwrite it, or choose another output.")
     if not path.parent.is_dir():
-        raise OutputExists(f"{path} cannot be written (the folder {path.parent} does not exist); make it first.")
+        raise OutputExists(f"'{path}' cannot be written (the folder {path.parent} does not exist); make it first.")
     if not os.access(path.parent, os.W_OK):
-        raise OutputExists(f"{path} cannot be written (the folder {path.parent} is not writable); choose another.")
+        raise OutputExists(
+            f"'{path}' cannot be written (the folder {path.parent} is not writable); choose another."
+        )
 
 
 def create_file(path: Path, overwrite: bool) -> h5py.File:
@@ -50,7 +52,7 @@ def create_file(path: Path, overwrite: bool) -> h5py.File:
     except OSError as error:
         taken = isinstance(error, FileExistsError) or error.errno == errno.EEXIST
         cause = "another program made it at the same moment" if taken else problem(error)
-        raise OutputExists(f"{path} cannot be written ({cause}); choose another output.") from None
+        raise OutputExists(f"'{path}' cannot be written ({cause}); choose another output.") from None
 
 
 class Room:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -52,11 +54,11 @@ class TraceFile:
                 # HDF5 would follow whatever path a stranger's file names.
                 if found.external or found.is_virtual or found.file.filename != self.file.filename:
                     raise UnreadableFile(
-                        f"{self.path} keeps /{name} in another file, and drafttrace follows no path that a file names; "
+                        f"'{self.path}' keeps /{name} in another file, and drafttrace follows no path that a file names; "
                         "record the request again."
                     )
                 return found
-        raise UnreadableFile(f"{self.path} is not whole: /{name} is missing; record the request again.")
+        raise UnreadableFile(f"'{self.path}' is not whole: /{name} is missing; record the request again.")
 
     def refuse_cut_off(self, dataset: h5py.Dataset, row_bytes: int, count: int) -> None:
         """Raise UnreadableFile where the first ``count`` rows of a dataset are not inside the file.
@@ -76,8 +78,8 @@ class TraceFile:
         end, size = max(ends), os.stat(self.path).st_size
         if end > size:
             raise UnreadableFile(
-                f"{self.path} is cut off: {dataset.name} reaches to byte {end} of {size}; copy it again from where it was "
-                "made."
+                f"'{self.path}' is cut off: {dataset.name} reaches to byte {end} of {size}; copy it again from where it "
+                "was made."
             )
 
     @contextlib.contextmanager
@@ -92,14 +94,15 @@ class TraceFile:
         except _DAMAGE as error:
             self._check_size()
             raise UnreadableFile(
-                f"{self.path} is damaged: {what} cannot be read ({_cause(error)}); record the request again."
+                f"'{self.path}' is damaged: {what} cannot be read ({cause_of(error)}); copy it again, or record the "
+                "request again."
             ) from error
 
     def _check_size(self) -> None:
         size = os.fstat(self._descriptor).st_size
         if size < self._size:
             raise UnreadableFile(
-                f"{self.path} was cut off while it was read: it has {size} bytes of {self._size}; copy it again."
+                f"'{self.path}' was cut off while it was read: it has {size} bytes of {self._size}; copy it again."
             )
 
 
@@ -171,7 +174,7 @@ def _open_hdf5(path: Path) -> TraceFile:
         except _DAMAGE as error:
             problem = error
     raise UnreadableFile(
-        f"{path} is a damaged HDF5 file ({_cause(problem)}); record the request again."
+        f"'{path}' is a damaged HDF5 file ({cause_of(problem)}); copy it again, or record the request again."
     ) from problem
 
 
@@ -181,17 +184,19 @@ def _superblock(path: Path) -> Superblock:
         size = path.stat().st_size
     except OSError as error:
         raise UnreadableFile(
-            f"{path} cannot be opened ({os.strerror(error.errno or 0)}); check the path."
+            f"'{path}' cannot be opened ({os.strerror(error.errno or 0)}); check the path."
         ) from None
     if block is None:
         if size == 0:
-            raise UnreadableFile(f"{path} is empty, as its writer ended before it began; record the request again.")
+            raise UnreadableFile(
+                f"'{path}' is empty, as its writer ended before it began; record the request again."
+            )
         if size < 96 and _starts_like_hdf5(path):
-            raise UnreadableFile(f"{path} is cut off after {size} bytes; copy or record it again.")
-        raise UnknownFormat(f"{path} is no HDF5 file; give a trace that drafttrace recorded.")
+            raise UnreadableFile(f"'{path}' is cut off after {size} bytes; copy or record it again.")
+        raise UnknownFormat(f"'{path}' is no HDF5 file; give a trace that drafttrace recorded.")
     if block.cut_off:
         raise UnreadableFile(
-            f"{path} is cut off: it has {block.size} bytes where {block.end} were written; copy it again."
+            f"'{path}' is cut off: it has {block.size} bytes where {block.end} were written; copy it again."
         )
     return block
 
@@ -221,26 +226,29 @@ def _check_format(opened: TraceFile) -> None:
         version = int(opened.file.attrs.get(schema.ATTR_VERSION, 0))
     if not name and not opened.closed_properly:
         raise UnreadableFile(
-            f"{opened.path} was not closed by its writer and does not say what it is: it is cut off, or the writer "
+            f"'{opened.path}' was not closed by its writer and does not say what it is: it is cut off, or the writer "
             "died at once; record the request again."
         )
     if name != schema.FORMAT:
         raise UnknownFormat(
-            f"{opened.path} is an HDF5 file but no drafttrace trace (it says format '{name}'); "
+            f"'{opened.path}' is an HDF5 file but no drafttrace trace (it says format '{name}'); "
             "give a trace or a training dump."
         )
     if version > schema.FORMAT_VERSION:
         raise UnknownFormat(
-            f"{opened.path} has format version {version}, this drafttrace reads up to {schema.FORMAT_VERSION}; "
+            f"'{opened.path}' has format version {version}, this drafttrace reads up to {schema.FORMAT_VERSION}; "
             "update drafttrace."
         )
     if version < 1:
         raise UnreadableFile(
-            f"{opened.path} is damaged: its format version is {version}; record the request again."
+            f"'{opened.path}' is damaged: its format version is {version}; record the request again."
         )
 
 
-def _cause(error: BaseException | None) -> str:
-    """The first line of an exception, without the quotes that KeyError adds."""
-    text = str(error).strip("'\"")
-    return (text.splitlines() or [type(error).__name__])[0]
+def cause_of(error: BaseException | None) -> str:
+    """Why HDF5 could not read something, in its own few words; for what Python made of the nonsense that was read, in
+    ours: "'NoneType' object is not subscriptable" tells nobody what is wrong with a file."""
+    if isinstance(error, json.JSONDecodeError):
+        return "its JSON is damaged"
+    told = re.search(r"(?:Unable to|Can't|Unspecified error in) .*?\((.*)\)", str(error).partition("\n")[0])
+    return told[1] if told else "it does not hold what a trace holds there"

@@ -71,12 +71,12 @@ def check_tensor(trace: TraceFile, dataset: h5py.Dataset, spec: TensorSpec, coun
     shape = dataset.shape
     if len(shape) != 2 or shape[1] != spec.width:
         raise UnreadableFile(
-            f"{trace.path} is damaged: {name} has the shape {shape}, not [rows, {spec.width}]; record it again."
+            f"'{trace.path}' is damaged: {name} has the shape {shape}, not [rows, {spec.width}]; record it again."
         )
     if not dataset.id.get_type().equal(bfloat16.hdf5_type(spec.dtype)):
-        raise UnreadableFile(f"{trace.path} is damaged: {name} is not stored as {spec.dtype}; record it again.")
+        raise UnreadableFile(f"'{trace.path}' is damaged: {name} is not stored as {spec.dtype}; record it again.")
     if shape[0] < count:
         raise UnreadableFile(
-            f"{trace.path} is damaged: {name} has {shape[0]} rows where the table has {count}; record it again."
+            f"'{trace.path}' is damaged: {name} has {shape[0]} rows where the table has {count}; record it again."
         )
     trace.refuse_cut_off(dataset, spec.row_bytes, count)

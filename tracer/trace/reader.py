@@ -174,7 +174,7 @@ def layout_of(trace: TraceFile) -> TraceLayout:
         return TraceLayout.from_json(text)
     except (ValueError, KeyError, TypeError) as error:
         raise UnreadableFile(
-            f"{trace.path} is damaged: its layout makes no sense ({error}); record it again."
+            f"'{trace.path}' is damaged: its layout cannot be understood; copy it again, or record the request again."
         ) from error
 
 
@@ -187,7 +187,7 @@ def _whole(trace: TraceFile, name: str) -> Any:
         packed = dataset.id.get_create_plist().get_nfilters() > 0
         if claimed > int(dataset.id.get_storage_size()) * (_MOST_PACKED if packed else 1):
             raise UnreadableFile(
-                f"{trace.path} is damaged: /{name} claims {claimed:,} bytes and {dataset.id.get_storage_size():,} were "
+                f"'{trace.path}' is damaged: /{name} claims {claimed:,} bytes and {dataset.id.get_storage_size():,} were "
                 "written; record the request again."
             )
         return dataset[()]
@@ -217,7 +217,9 @@ def table_of(trace: TraceFile, name: str, record: np.dtype[np.void]) -> Records:
     with trace.reading(f"/{name}"):
         need = dataset.shape[0] * dataset.dtype.itemsize
         if dataset.ndim != 1 or dataset.dtype.names is None or need > dataset.id.get_storage_size():
-            raise UnreadableFile(f"{trace.path} is damaged: /{name} is no table of rows; record the request again.")
+            raise UnreadableFile(
+                f"'{trace.path}' is damaged: /{name} is no table of rows; record the request again."
+            )
         rows: Records = dataset[:]
     side, _, leaf = name.rpartition("/")
     if leaf == schema.ROWS and (sums := stored_sums(trace, side, len(rows))) is not None:

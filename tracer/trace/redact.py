@@ -125,14 +125,16 @@ def redact(
     names = Pseudonyms(secrets.token_bytes(32) if salt is None else salt)
     source, target = Path(path), Path(out)
     if target.exists() and source.exists() and target.samefile(source):
-        raise OutputExists(f"{out} is the trace itself; choose another output, a trace is never redacted in place.")
+        raise OutputExists(
+            f"'{out}' is the trace itself; choose another output, a trace is never redacted in place."
+        )
     check_output(target, overwrite)
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
         settled(source, lambda trace: _copy(trace, part, names, drop_embeddings))
         os.replace(part, target)
     except OSError as error:
-        raise OutputExists(f"{target} cannot be written ({problem(error)}); choose another output.") from error
+        raise OutputExists(f"'{target}' cannot be written ({problem(error)}); choose another output.") from error
     finally:
         part.unlink(missing_ok=True)  # no half-redacted file is left behind
     return names.fingerprint

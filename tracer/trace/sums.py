@@ -106,7 +106,7 @@ class StoredSums:
         differs = np.flatnonzero(row_sums(rows) != wanted) if len(wanted) == len(rows) else np.zeros(1, np.int64)
         if len(differs):
             raise UnreadableFile(
-                f"{self.trace.path} is damaged: row {start + int(differs[0])} of /{self.side}/{name} is not what was "
+                f"'{self.trace.path}' is damaged: row {start + int(differs[0])} of /{self.side}/{name} is not what was "
                 "written (its checksum differs); copy it again from where it was made, or record the request again."
             )
 

@@ -91,7 +91,9 @@ class TraceWriter:
             with contextlib.suppress(OSError):
                 self.path.unlink()
             if isinstance(error, (OSError, RuntimeError)):
-                raise OutputExists(f"{self.path} cannot be written ({problem(error)}); make room first.") from error
+                raise OutputExists(
+                    f"'{self.path}' cannot be written ({problem(error)}); make room first."
+                ) from error
             raise
 
     @property

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import typer.main
 import yaml
 
 from doctools import blocks, changes, pages, readme
@@ -63,6 +65,59 @@ def test_every_block_is_run_or_says_why_not() -> None:
     skipped = [b.where for b in BLOCKS if b.not_run and "reference/command-line" not in b.where]
     assert len(skipped) <= 8, skipped
     assert len(CONSOLE) >= 25
+
+
+def test_a_command_that_no_block_runs_is_one() -> None:
+    """What needs two ranks, or minutes, is not run: it is read, as the command line would read it."""
+    from drafttrace.tracer.cli import app
+
+    group = typer.main.get_command(app)
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    read = 0
+    for block in BLOCKS:
+        for step in block.steps if block.language == "console" and (block.not_run or block.live) else ():
+            program, *words = shlex.split(step.command, comments=True)
+            if program == "make":
+                assert set(words) <= targets, f"{block.where}: {step.command}"
+            elif program == "drafttrace" and not words[0].startswith("-"):
+                command = group.commands[words[0]]  # type: ignore[attr-defined]
+                command.make_context(
+                    words[0], words[1:]
+                )  # raises for an option, a value or a word that it does not take
+                read += 1
+    assert read > 50
+
+
+def test_the_lines_of_the_canarys_page_are_what_it_prints() -> None:
+    """They are of a server that went wrong, which no test has in the page's own numbers."""
+    from drafttrace.tracer.canary import Run
+
+    fine = Run(
+        number=3,
+        utc="2026-11-30T05:40:00Z",
+        kind="cold",
+        verdict="match",
+        rows=79,
+        aux_drift=(0.0,),
+        limit=0.035,
+        accept_length=2.41,
+        first_accept_length=2.41,
+        limits=(0.035,),
+        repeats=(0.0,),
+    )
+    kept = "drafttrace-canary/2026-11-30T054001Z-warm.h5"
+    drifted = replace(
+        fine,
+        utc="2026-11-30T05:40:01Z",
+        kind="warm",
+        rows=31,
+        aux_drift=(0.31,),
+        accept_length=1.07,
+        drift=("cold-warm",),
+        trace=kept,
+    )
+    (shown,) = (b.body for b in BLOCKS if b.page.name == "watch.md" and b.language == "text")
+    assert shown == (fine.line(), drifted.line())
 
 
 @pytest.mark.parametrize("block", [b for b in BLOCKS if b.language in blocks.CHECKED], ids=lambda b: b.where)
@@ -206,8 +261,6 @@ def test_the_examples_of_serve_are_run_by_a_page() -> None:
 
 def test_every_option_that_a_text_names_exists() -> None:
     """Remedies and errors name options of drafttrace; `serve --sweep` was named and never existed."""
-    import typer.main
-
     from drafttrace.tracer.cli import app
 
     group = typer.main.get_command(app)
@@ -276,8 +329,6 @@ def test_issue_templates_ask_for_the_report_and_the_versions() -> None:
 
 def test_issue_templates_name_commands_and_no_modules() -> None:
     """One sent people to `drafttrace.tracer.trace.redact`, which is no command."""
-    import typer.main
-
     from drafttrace.tracer.cli import app
 
     commands = set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]

@@ -73,8 +73,8 @@ class _Offer:
 def _formats(ctx: Context) -> Offered:
     from drafttrace.tracer.dumps.registry import folder_layouts, layouts
 
-    for name, layout in sorted({**layouts(), **folder_layouts()}.items()):
-        yield name, layout.title
+    titles = {name: layout.title for known in (layouts(), folder_layouts()) for name, layout in known.items()}
+    yield from sorted(titles.items())
 
 
 def _releases(ctx: Context) -> Offered:
@@ -85,7 +85,7 @@ def _releases(ctx: Context) -> Offered:
 
 
 def _algorithms(ctx: Context) -> Offered:
-    from drafttrace.compare.audit.check import ALGORITHMS
+    from drafttrace.compare.audit.sglang_rules import ALGORITHMS
 
     yield from ((name, "") for name in ALGORITHMS)
 

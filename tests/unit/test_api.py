@@ -150,7 +150,7 @@ def test_a_result_is_saved_and_loaded(result: drafttrace.Result, tmp_path: Path)
     lenient = drafttrace.load(tmp_path / "r.json", thresholds={"match": 0.04})
     assert lenient.thresholds.match == 0.04
     with pytest.raises(drafttrace.DrafttraceError, match=r"\.json, \.md, \.html"):
-        result.save(tmp_path / "r.pdf")
+        result.save(tmp_path / "r.docx")
     with pytest.raises(drafttrace.DrafttraceError, match="cannot be written"):
         result.save(tmp_path / "no" / "r.json")
     with pytest.raises(drafttrace.DrafttraceError, match="cannot be read"):

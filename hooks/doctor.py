@@ -9,7 +9,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from drafttrace.hooks.sglang_engine.symbols import ReadFile, check_hook, installed_files
-from drafttrace.hooks.sglang_engine.versions import HTTP_HOOKS, SCHEDULER_HOOKS, HookSpec, unsupported
+from drafttrace.hooks.sglang_engine.versions import (
+    HTTP_HOOKS,
+    NEWEST,
+    OLDEST,
+    SCHEDULER_HOOKS,
+    HookSpec,
+    unsupported,
+)
 
 GROUP = "sglang.srt.plugins"
 _DISTRIBUTIONS = ("drafttrace", "sglang", "torch", "transformers", "h5py", "numpy", "safetensors", "typer")
@@ -37,6 +44,11 @@ class Diagnosis:
     def to_json(self) -> dict[str, Any]:
         """The machine form, ``drafttrace.doctor/1``."""
         return {"schema": "drafttrace.doctor/1", **asdict(self)}
+
+
+def releases() -> list[str]:
+    """The releases of SGLang with the plugin framework that are known, the newest first."""
+    return [".".join(map(str, (*NEWEST[:2], patch))) for patch in range(NEWEST[2], OLDEST[2] - 1, -1)]
 
 
 def environment() -> dict[str, str]:

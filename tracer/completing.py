@@ -78,10 +78,9 @@ def _formats(ctx: Context) -> Offered:
 
 
 def _releases(ctx: Context) -> Offered:
-    from drafttrace.hooks.sglang_engine.versions import NEWEST, OLDEST
+    from drafttrace.hooks.doctor import releases
 
-    for patch in range(NEWEST[2], OLDEST[2] - 1, -1):
-        yield ".".join(map(str, (*NEWEST[:2], patch))), ""
+    yield from ((release, "") for release in releases())
 
 
 def _algorithms(ctx: Context) -> Offered:

@@ -16,6 +16,7 @@ SMALL_RECORDS = {
     "drafttrace.tracer.capture",
     "drafttrace.tracer.chat_marks",
     "drafttrace.tracer.errors",
+    "drafttrace.tracer.grammar",
     "drafttrace.tracer.printable",
     "drafttrace.tracer.row_hash",
     "drafttrace.tracer.rows",

@@ -152,7 +152,7 @@ def test_a_pass_that_begins_at_the_two_billionth_position(tmp_path: Path) -> Non
     value = torch.load(path, weights_only=True)
     value["model.forward_batch_info.positions"] += 2_000_000_000
     torch.save(value, path)
-    with pytest.raises(UnreadableFile, match="begins at position 2,000,000,000"):
+    with pytest.raises(UnreadableFile, match="has a row at position 2,000,000,000"):
         open_capture(str(path))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import dump_layouts as made
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from drafttrace.tracer.capture import Accepted, Phase
 from drafttrace.tracer.convert import convert
 from drafttrace.tracer.dumps.registry import Request
 from drafttrace.tracer.errors import DrafttraceError
@@ -176,3 +178,86 @@ def test_a_told_number_of_layers_that_a_pass_disproves_is_an_error(tmp_path: Pat
     folder = made.write_sg_dumper(tmp_path)
     with pytest.raises(DrafttraceError, match=r"shows a target of 8 layers .* is said to have 30 \(--target"):
         open_capture(str(folder), request=Request(layers=30))
+
+
+# --- verify passes -------------------------------------------------------------------------------------------
+
+TREE = [0, 1, 1, 2, 2, 3]  # depths of a tree of topk 2, the root first
+
+
+def verify_step(roots: list[int], depths: list[int], padded: int = 0) -> dict[str, torch.Tensor]:
+    """A verify pass as SGLang builds it: ``size`` rows each, the root at the length that the request had before."""
+    size = len(depths)
+    positions = [root + depth for root in roots for depth in depths]
+    whole = made.module_outputs()
+    count = size * (len(roots) + padded)
+    values = {name: [torch.cat([part, part])[:count] for part in parts] for name, parts in whole.items()}
+    tokens = torch.arange(100, 100 + size * len(roots))
+    rows = {
+        "input_ids": torch.cat([tokens, torch.zeros(size * padded).long()]),
+        "positions": torch.cat([torch.tensor(positions), torch.zeros(size * padded).long()]),
+        "seq_lens": torch.tensor(roots + [1] * padded),
+    }
+    return rows | outputs(values)
+
+
+def as_pass(folder: Path, named: dict[str, torch.Tensor]) -> Path:
+    value: dict[str, object] = {}
+    for name, tensor in named.items():
+        module = name.removeprefix("non_intrusive__").partition(".output.")[0]
+        if module in {"input_ids", "positions", "seq_lens"}:
+            value[f"model.forward_batch_info.{module}"] = tensor
+        else:
+            held = value.setdefault(module, [])
+            assert isinstance(held, list)
+            held.append(tensor)
+    folder.mkdir()
+    torch.save(value, folder / "Pass00000.pt")
+    return folder / "Pass00000.pt"
+
+
+@pytest.mark.parametrize("write", [dump, as_pass])
+@pytest.mark.parametrize(
+    ("roots", "depths", "padded"),
+    [
+        ([7, 9], TREE, 0),
+        ([7, 13], TREE, 0),
+        ([7, 7], TREE, 1),
+        ([7, 11], [0, 1, 2, 3], 0),
+        ([7, 3], [0, 2, 1, 1], 0),
+    ],
+)
+def test_a_verify_pass_is_as_many_requests_as_it_has_lengths(
+    write: Callable[..., Path], roots: list[int], depths: list[int], padded: int, tmp_path: Path
+) -> None:
+    """A tree of topk 2 was read as a request for every branch, and its rows as accepted ones of a prefill."""
+    path = write(tmp_path / "run", verify_step(roots, depths, padded))
+    for number, root in enumerate(roots):
+        capture, count = open_numbered(f"{path}#{number}")
+        assert count == len(roots)
+        table = capture.table
+        assert table.position.tolist() == [root + depth for depth in depths]
+        first = 100 + number * len(depths)
+        assert table.token_id.tolist() == list(range(first, first + len(depths)))
+        assert table.accepted.tolist() == [Accepted.ACCEPTED] + [Accepted.UNKNOWN] * (len(depths) - 1)
+        assert set(table.phase.tolist()) == {Phase.VERIFY}
+        assert capture.tokens.tolist() == [-1] * root + [first] + [-1] * max(depths)
+        rows = slice(number * len(depths), (number + 1) * len(depths))
+        both = torch.cat([made.state(2), made.state(2)]).float().numpy()
+        assert np.array_equal(capture.boundaries[2].floats(), both[rows])
+        said = (
+            f"a verify pass at position {root}: {len(depths) - 1} of its {len(depths)} rows are of drafted tokens"
+        )
+        assert any(note.startswith(said) for note in capture.notes)
+    with pytest.raises(DrafttraceError, match=r"holds one row, of token 7, as a decode step has"):
+        convert(f"{path}#0", tmp_path / "x.safetensors", to="safetensors", lose=["first-token"])
+
+
+def test_passes_that_only_look_like_a_verify_pass_are_none(tmp_path: Path) -> None:
+    """Rows of other passes stand below the length of their request."""
+    named = verify_step([7, 9], [0, 1, 2])
+    named["seq_lens"] = torch.tensor([10, 12])  # an extend of three tokens each, behind a cached prefix
+    folder = dump(tmp_path / "run", named)
+    capture, count = open_numbered(f"{folder}#1")
+    assert count == 2 and capture.table.position.tolist() == [9, 10, 11]
+    assert set(capture.table.phase.tolist()) == {Phase.PREFILL}

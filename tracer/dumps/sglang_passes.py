@@ -5,6 +5,7 @@ What Pass files and dumper folders have in common; ``sglang_states`` says which 
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from drafttrace.tracer.capture import Capture, Ints, LastState, Norm, Slot
+from drafttrace.tracer.capture import Accepted, Capture, Ints, LastState, Norm, Phase, Slot
 from drafttrace.tracer.dumps import build
 from drafttrace.tracer.dumps.registry import Request
 from drafttrace.tracer.dumps.sglang_states import Outputs, collect, slots_of
@@ -29,6 +30,7 @@ class Batch:
     """The rows of a forward pass: token ids and positions of all, ``[rows]``.
 
     lengths: of every request, tokens of earlier passes included (SGLang's ``seq_lens``); None where they are not there.
+    In a verify pass they are those before it: the drafted tokens are in none.
     """
 
     tokens: Ints
@@ -42,7 +44,16 @@ class Batch:
         Rows at consecutive positions may be of two requests, such as two decode steps: the lengths tell them apart.
         """
         positions = self.positions[: _unpadded(self.tokens, self.positions)]
-        return _runs_of_lengths(positions, self.lengths) or _runs(positions)
+        return self._trees or _runs_of_lengths(positions, self.lengths) or _runs(positions)
+
+    @property
+    def is_verify(self) -> bool:
+        """Whether the rows are drafted tokens, of which the pass finds out which are accepted."""
+        return bool(self._trees)
+
+    @functools.cached_property
+    def _trees(self) -> list[tuple[int, int]]:
+        return _trees(self.tokens, self.positions, self.lengths)
 
 
 def _unpadded(tokens: Ints, positions: Ints) -> int:
@@ -72,6 +83,28 @@ def _runs_of_lengths(positions: Ints, lengths: Ints | None) -> list[tuple[int, i
         found.append((start, stop))
         start = stop
     return found if start == len(positions) else []
+
+
+def _trees(tokens: Ints, positions: Ints, lengths: Ints | None) -> list[tuple[int, int]]:
+    """The rows of each request of a verify pass; none where it is no such pass.
+
+    Every request has as many rows: a tree of drafted tokens, candidates for one place at one position. Its root, the token
+    sampled last, stands at the length before the pass, where a row of another pass is at most its length - 1.
+    """
+    count = 0 if lengths is None else len(lengths)
+    size = len(tokens) // count if count else 0
+    if lengths is None or size < 2 or size * count != len(tokens):
+        return []
+    found: list[tuple[int, int]] = []
+    for start, length in zip(range(0, len(tokens), size), lengths.tolist(), strict=True):
+        own = positions[start : start + size]
+        if not own.any() and not tokens[start : start + size].any():  # a batch is padded at its end
+            break
+        depths = np.unique(own)
+        if own[0] != length or depths[0] != length or (own == length).sum() != 1 or (np.diff(depths) != 1).any():
+            return []
+        found.append((start, start + size))
+    return found
 
 
 def pass_capture(
@@ -112,17 +145,45 @@ def pass_capture(
         embed=Slot("embed_tokens", boundaries[0], 0, "module name: embed_tokens") if 0 in boundaries else None,
         about={"target_layers": found.layers},
     )  # fmt: skip
-    return _placed(made, tokens, positions)
+    return _verified(made, tokens, positions) if batch.is_verify else _placed(made, tokens, positions)
+
+
+def _verified(made: Capture, tokens: Ints, positions: Ints) -> Capture:
+    """The capture of a tree of drafted tokens: but for its root, nobody knows which are in the text."""
+    _refuse_far(made, int(positions.max()))
+    known = np.full(int(positions.max()) + 1, -1, np.int64)
+    known[int(positions[0])] = tokens[0]
+    accepted = np.full(len(tokens), Accepted.UNKNOWN, np.int64)
+    accepted[0] = Accepted.ACCEPTED
+    phase = np.full(len(tokens), Phase.VERIFY, np.int64)
+    table = replace(
+        made.table,
+        position=positions.copy(),
+        token_id=tokens.copy(),
+        phase=phase,
+        accepted=accepted,
+        round=phase * 0,
+    )
+    drafted = len(tokens) - 1
+    note = (
+        f"a verify pass at position {positions[0]}: {drafted} of its {len(tokens)} rows are of drafted tokens, which may "
+        "have been rejected; the dump does not say which were"
+    )
+    return replace(made, tokens=known, table=table, valid_length=len(known), notes=(*made.notes, note))
+
+
+def _refuse_far(made: Capture, position: int) -> None:
+    if position > build.MOST_ROWS:
+        raise UnreadableFile(
+            f"'{made.path}' has a row at position {position:,}, and a request may have {build.MOST_ROWS:,} tokens; dump it "
+            "again."
+        )
 
 
 def _placed(made: Capture, tokens: Ints, positions: Ints) -> Capture:
     """The capture with its rows at their positions: a decode pass, or one after a cached prefix, begins further on."""
-    if len(positions) and positions[0] > build.MOST_ROWS:
-        raise UnreadableFile(
-            f"'{made.path}' begins at position {positions[0]:,}, and a request may have {build.MOST_ROWS:,} tokens; "
-            "dump it again."
-        )
     if len(positions) and positions[0] > 0:
+        _refuse_far(made, int(positions[0]))
         shifted = np.full(int(positions[0]) + len(tokens), -1, np.int64)
         shifted[int(positions[0]) :] = tokens
         table = replace(made.table, position=positions.copy())

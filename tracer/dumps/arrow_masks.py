@@ -50,15 +50,25 @@ def mask_for(sample: Path, tokens: Ints) -> tuple[Ints | None, Path | None, str]
             )
         return None, folder, "no loss mask: no row of the Arrow table has the token ids of this file"
     if any(not np.array_equal(mask, found[0][0]) for mask, _where in found):
-        rows = ", ".join(str(where) for _mask, where in found[:5]) + (", ..." if len(found) > 5 else "")
+        rows = ", ".join(str(where) for _mask, where in found[:5] if where < _UNCOUNTED)
+        rows = f"rows {rows}{', ...' if len(found) > 5 else ''}" if rows else f"{len(found)} rows"
         return (
             None,
             folder,
-            f"no loss mask: rows {rows} of the Arrow table have these token ids, and different masks",
+            f"no loss mask: {rows} of the Arrow table have these token ids, and different masks{said}",
         )
     mask, where = found[0]
-    note = "" if where == expected else f"the Arrow row with these token ids is {where}, not {expected}"
-    return mask, folder, note + (said if note else "")
+    return mask, folder, "" if where == expected else _told(where, expected) + said
+
+
+def _told(where: int, expected: int) -> str:
+    """That the row of a sample is not the one with its number."""
+    if where >= _UNCOUNTED:
+        return (
+            "the mask is that of the one Arrow row with these token ids; its number is not known, for a file before it "
+            "cannot be counted"
+        )
+    return f"the Arrow row with these token ids is {where}" + (f", not {expected}" if expected >= 0 else "")
 
 
 def _arrow_files(folder: Path) -> tuple[Path, ...]:
@@ -87,7 +97,7 @@ def _find(folder: Path, tokens: Ints, number: int) -> tuple[list[tuple[Ints, int
             start += batch.rows
     found: list[tuple[Ints, int]] = []
     for batch, start, path in batches:
-        if start <= number < start + batch.rows:
+        if start <= number < min(_UNCOUNTED, start + batch.rows):
             found = _masks_in(batch, tokens, [number - start], start, path, unread)
     if found:
         return found, unread

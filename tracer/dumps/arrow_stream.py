@@ -20,6 +20,8 @@ _FILE_MAGIC = b"ARROW1\0\0"
 _MARK = b"\xff\xff\xff\xff"
 _SCHEMA, _DICTIONARY, _RECORDS = 1, 2, 3
 _MOST_HEAD = 64 << 20
+# Every row of a list has an offset of 4 bytes; no compression makes more than so many rows of one byte.
+_MOST_PACKED = 256
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +61,8 @@ def batches_of(path: Path) -> list[Batch]:
         end = at + 8 + length + body
         if body < 0 or rows < 0 or end > file.size:
             raise ValueError("a message reaches past the end of the file")
+        if rows > _MOST_PACKED * body:
+            raise ValueError(f"a record batch claims {rows:,} rows in {body:,} bytes")
         if kind in {_SCHEMA, _DICTIONARY}:
             prefix.append((at, end))
         elif kind == _RECORDS:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from drafttrace.tracer import log
+from drafttrace.tracer import interrupts, log
 from drafttrace.tracer.commands.common import Verbose, examples, flowing
 from drafttrace.tracer.errors import DrafttraceError
 from drafttrace.tracer.plain_options import command_of
@@ -126,6 +126,7 @@ def _print_version(everything: bool) -> None:
 
 def _fail(sentence: str) -> NoReturn:
     """Inside an except block: one sentence, exit code 2; the traceback only for those who asked."""
+    interrupts.raise_lost()
     if os.environ.get("DRAFTTRACE_DEBUG"):
         raise
     if log.is_shown():
@@ -137,7 +138,15 @@ def _fail(sentence: str) -> NoReturn:
 
 
 def main() -> None:
-    """Entry point: 0 match / fine, 1 mismatch / problem found, 2 could not compare, bad input, usage."""
+    """Entry point: 0 match / fine, 1 mismatch / problem found, 2 could not compare, bad input, usage, 130 Ctrl-C."""
+    try:
+        with interrupts.certain():
+            _run()
+    except KeyboardInterrupt:  # while that begins or ends
+        sys.exit(interrupts.EXIT_CODE)
+
+
+def _run() -> None:
     prepare_streams()
     if _completes():  # a help text that rich breaks would be two completions, the second of them no option
         os.environ.update(COLUMNS="10000", TERMINAL_WIDTH="10000")
@@ -179,6 +188,7 @@ def _usage(error: Any) -> NoReturn:
 
 def _bug() -> NoReturn:
     """Inside an except block: the traceback, and what to do with it."""
+    interrupts.raise_lost()
     import traceback
 
     traceback.print_exc()

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from drafttrace.tracer import output
+from drafttrace.tracer import interrupts, output
 from drafttrace.tracer.commands.common import CAUSE, Json, Quiet, Verbose, examples
 from drafttrace.tracer.commands.reading import (
     Boundaries,
@@ -124,6 +124,7 @@ def audit(
         with _bar(quiet) as progress:
             run(order, settings, progress)
     except KeyboardInterrupt:
+        interrupts.take()
         raise DrafttraceError(f"The audit was stopped; run the same command again to go on from '{out}'.") from None
     summary = summarise(out)
     output.emit(json_out, summary.to_json, lambda: render(summary, output.console()), quiet=quiet)

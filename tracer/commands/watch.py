@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from drafttrace.tracer import canary, output
+from drafttrace.tracer import canary, interrupts, output
 from drafttrace.tracer.canary import COLD, WARM, Run
 from drafttrace.tracer.client import Client, Prompt, Sampling
 from drafttrace.tracer.commands import asking
@@ -188,7 +188,7 @@ def repeat(canary_: Canary, every: float, count: int | None, told: Callable[[Run
             if count is None or number < count:
                 time.sleep(max(0.0, began + every - time.monotonic()))
     except KeyboardInterrupt:
-        pass
+        interrupts.take()
     return runs
 
 

@@ -1,0 +1,203 @@
+"""Ctrl-C ends a command wherever it arrives: one that came inside a finalizer, or in HDF5, was lost."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+import pytest
+from convert_dumps import specforge
+
+from drafttrace.tracer import cli, interrupts
+from drafttrace.tracer.errors import DrafttraceError
+
+POINTS = 25
+
+
+@pytest.fixture(autouse=True)
+def told_of_ctrl_c() -> Iterator[None]:
+    """A run of the tests in the background has Ctrl-C ignored."""
+    before, report = signal.signal(signal.SIGINT, signal.default_int_handler), sys.unraisablehook
+    yield
+    interrupts.take()
+    signal.signal(signal.SIGINT, before)
+    sys.unraisablehook = report
+
+
+def press() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+class Finalizer:
+    """Ctrl-C arrives when this goes."""
+
+    def __del__(self) -> None:
+        press()
+
+
+def as_before() -> bool:
+    """Whether nothing is left of what a command sets up for Ctrl-C."""
+    return signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def work(seconds: float = 5.0) -> NoReturn:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        time.sleep(0.001)
+    pytest.fail("the command went on")
+
+
+def in_a_finalizer() -> None:
+    Finalizer()
+    work()
+
+
+def in_a_finalizer_at_the_end() -> None:
+    Finalizer()
+
+
+def in_garbage() -> None:
+    one: Any = Finalizer()
+    one.itself = one
+    del one
+    gc.collect()
+    work()
+
+
+def in_a_clause_that_takes_everything() -> None:
+    with contextlib.suppress(BaseException):
+        press()
+    work()
+
+
+def in_its_place_another_error() -> None:
+    try:
+        press()
+    except BaseException:
+        raise DrafttraceError("The file 'x.h5' is damaged; copy it again.") from None
+
+
+def plainly() -> None:
+    press()
+    work()
+
+
+@pytest.mark.parametrize(
+    "lose",
+    [
+        plainly,
+        in_a_finalizer,
+        in_a_finalizer_at_the_end,
+        in_garbage,
+        in_a_clause_that_takes_everything,
+        in_its_place_another_error,
+    ],
+)
+def test_ctrl_c_that_is_lost_comes_again(
+    lose: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "command_of", lambda _app: lose)
+    monkeypatch.setattr(cli, "tell_values", lambda command: command)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 130 and as_before()
+    told = capsys.readouterr()
+    assert (told.out, told.err) == ("", "")
+
+
+def test_a_command_that_understands_ctrl_c_ends_as_it_likes() -> None:
+    with interrupts.certain():
+        try:
+            press()
+        except KeyboardInterrupt:
+            interrupts.take()
+        time.sleep(0.02)
+    assert as_before()
+
+
+def test_where_ctrl_c_is_ignored_it_stays_ignored() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with interrupts.certain():
+        press()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+class AtCall:
+    """Presses Ctrl-C at the call of number ``at``, whatever function it is."""
+
+    def __init__(self, at: int | None) -> None:
+        self.at = at
+        self.count = 0
+
+    def __call__(self, frame: FrameType, event: str, _argument: object) -> None:
+        if "interrupts" in frame.f_code.co_filename:
+            return
+        self.count += 1
+        if self.count == self.at:
+            press()
+
+
+def convert(source: Path, out: Path, at: int | None, monkeypatch: pytest.MonkeyPatch) -> tuple[object, int]:
+    """Exit code and calls of ``drafttrace convert`` with Ctrl-C at one of them."""
+    monkeypatch.setattr(sys, "argv", ["drafttrace", "convert", str(source), str(out), *OPTIONS])
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    watcher = AtCall(at)
+    sys.settrace(watcher)
+    try:
+        cli.main()
+    except SystemExit as ended:
+        return ended.code, watcher.count
+    finally:
+        sys.settrace(None)
+    return None, watcher.count
+
+
+OPTIONS = ("--to", "trace", "--lose", "loss-mask")
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_a_conversion_at_every_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once in seven tries the command went on, or ended with another exit code."""
+    source = specforge(tmp_path / "dump", range(2))
+    convert(source, tmp_path / "first", None, monkeypatch)  # imports
+    code, calls = convert(source, tmp_path / "whole", None, monkeypatch)
+    assert code in {None, 0} and (tmp_path / "whole").is_dir()
+    for number, at in enumerate(
+        [*range(2, calls, max(1, calls // POINTS)), *range(2, 40, 3), *range(calls - 40, calls, 5)]
+    ):
+        out = tmp_path / f"out{number}"
+        code, _calls = convert(source, out, at, monkeypatch)
+        over = at > calls - 80 and code in {None, 0} and out.is_dir()  # it came when all was done
+        assert code == 130 or over, (at, calls)
+        if number % 10 == 5 and not out.is_dir():  # the same command goes on from there
+            assert convert(source, out, None, monkeypatch)[0] in {None, 0}
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_a_conversion_at_any_time(tmp_path: Path) -> None:
+    source = specforge(tmp_path / "dump", range(200))
+    command = [sys.executable, "-c", "from drafttrace.tracer.cli import main; main()"]
+    for number in range(12):
+        out = tmp_path / f"out{number}"
+        with subprocess.Popen(
+            [*command, "convert", source, out, *OPTIONS],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            # A run of the tests in the background has Ctrl-C ignored, and would hand that down.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        ) as process:
+            began = time.monotonic()
+            while not list(tmp_path.glob(f".{out.name}.unfinished")) and process.poll() is None:
+                time.sleep(0.002)
+            time.sleep(0.013 * number)
+            process.send_signal(signal.SIGINT)
+            told, _nothing = process.communicate(timeout=20)
+            assert (process.returncode, told) == (130, b"") or out.is_dir(), (number, time.monotonic() - began)

@@ -31,7 +31,8 @@ def reference(
     device_map: str | None = None,
     force: bool = False,
 ) -> tuple[Path, ...]:
-    """Run the target with transformers over the source's tokens and store its boundaries, as training would have.
+    """Run the target with transformers over the source's tokens and store its boundaries, as training would have; a loss
+    mask of the source stays with them.
 
     source: a trace, a dump (all of its samples, or ``PATH#i``), an open capture, or token ids. target: its folder
     (default: the one that the trace was served with). wiring: the boundaries that training fed ``fc``, in order, as
@@ -42,19 +43,20 @@ def reference(
     outside the target's vocabulary and where no target is known.
     """
     from drafttrace.tracer.open import split_spec
-    from drafttrace.tracer.reference import make_reference, tokens_of
+    from drafttrace.tracer.reference import LossMask, make_reference, mask_of, tokens_of
     from drafttrace.tracer.reference_samples import read_source
     from drafttrace.tracer.served_paths import folder_of
 
     samples: Sequence[Ints]
+    masks: Sequence[LossMask | None] | None = None
     numbers: Sequence[int] | None = None
     trace, keep = None, []
     if isinstance(source, (str, os.PathLike)):
         read = read_source(os.fspath(source))
-        samples, numbers, trace = read.tokens, read.numbers, read.trace
+        samples, masks, numbers, trace = read.tokens, read.masks, read.numbers, read.trace
         keep = [split_spec(os.fspath(source))[0]]
     elif isinstance(source, Capture):
-        samples, trace = [tokens_of(source)], source
+        samples, masks, trace = [tokens_of(source)], [mask_of(source)], source
     else:
         samples = [np.array(_ids(source), np.int64)]
     folder = folder_of(None if target is None else Path(target), [] if trace is None else [trace], "target")
@@ -62,6 +64,7 @@ def reference(
         folder,
         samples,
         Path(out),
+        masks=masks,
         boundaries=_which(boundaries),
         slots=None if wiring is None else wiring_of(wiring, "wiring"),
         dtype=dtype,

@@ -19,7 +19,6 @@ import numpy as np
 
 from drafttrace.tracer.boundary import boundary_name, canonical_wiring, wiring_name
 from drafttrace.tracer.capture import Capture, Ints
-from drafttrace.tracer.checkpoint import load_problem
 from drafttrace.tracer.dumps.tensor import STORAGE
 from drafttrace.tracer.dumps.write_safetensors import SafetensorsWriter
 from drafttrace.tracer.errors import DrafttraceError, OutputExists, UnreadableFile
@@ -28,6 +27,7 @@ from drafttrace.tracer.reference_files import (
     CONTENT,
     FORMAT,
     NO_HASH,
+    Run,
     is_done,
     made_with,
     refuse_inputs,
@@ -35,13 +35,19 @@ from drafttrace.tracer.reference_files import (
     stated,
     target_hash,
 )
+from drafttrace.tracer.reference_model import DTYPES, Model, forward, load, width_of
 from drafttrace.tracer.target_weights import TargetShape, read_shape
 
 Progress = Callable[[int, int], None]
 Which = Literal["all", "canonical"] | Sequence[int]
 
-_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-_KINDS = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32"}
+
+@dataclass(frozen=True)
+class LossMask:
+    """The loss mask of one sample: values ``[L]`` on its unshifted tokens; row t is weighted by ``values[t + offset]``."""
+
+    values: Ints
+    offset: int
 
 
 @dataclass(frozen=True)
@@ -100,11 +106,22 @@ def tokens_of(capture: Capture) -> Ints:
     return tokens
 
 
+def mask_of(capture: Capture) -> LossMask | None:
+    """The loss mask of the tokens that :func:`tokens_of` gives; those beyond its end have none, so 0."""
+    if capture.mask is None:
+        return None
+    count = capture.valid_length or len(capture.tokens)
+    values = np.zeros(min(count, len(capture.tokens)), np.int64)
+    values[: len(capture.mask)] = capture.mask[: len(values)]
+    return LossMask(values, capture.mask_offset)
+
+
 def make_reference(
     target: Path,
     samples: Sequence[Ints],
     out: Path,
     *,
+    masks: Sequence[LossMask | None] | None = None,
     boundaries: Which = "all",
     slots: Sequence[int] | None = None,
     dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto",
@@ -117,13 +134,13 @@ def make_reference(
 ) -> list[Path]:
     """Run the target on token sequences and write one file each.
 
-    target: folder of the model (its own code is never run). samples: unshifted ids ``[L]`` each. out: a file for one
-    sample; a folder for several, which gets ``hs_{i}.safetensors``. Whole files of an interrupted run with the same
-    weights, tokens, boundaries, wiring, number format and versions are kept and skipped, unless ``force`` is given,
-    which makes every file again. numbers: the i of every sample (default: 0, 1, ...). keep: what the samples were read
-    from, which no output may replace. device_map: as transformers takes it ("auto", "cuda", ...). batch_size: samples
-    that run together, padded at the right, which a causal model does not see. progress: called with
-    (samples done, samples in all).
+    target: folder of the model (its own code is never run). samples: unshifted ids ``[L]`` each. masks: the loss mask of
+    each, which the file keeps (default: none). out: a file for one sample; a folder for several, which gets
+    ``hs_{i}.safetensors``. Whole files of an interrupted run with the same weights, tokens, masks, boundaries, wiring,
+    number format and versions are kept and skipped, unless ``force`` is given, which makes every file again. numbers:
+    the i of every sample (default: 0, 1, ...). keep: what the samples were read from, which no output may replace.
+    device_map: as transformers takes it ("auto", "cuda", ...). batch_size: samples that run together, padded at the
+    right, which a causal model does not see. progress: called with (samples done, samples in all).
 
     Returns the paths. Raises OutputExists without ``force``, UnreadableFile for a target that cannot be loaded,
     DrafttraceError for ids outside its vocabulary.
@@ -132,20 +149,25 @@ def make_reference(
     plan = plan_boundaries(shape.layers, boundaries, slots)
     names = list(range(len(samples))) if numbers is None else list(numbers)
     _check_samples(samples, names, shape)
+    weights = list(masks) if masks is not None else [None] * len(samples)
     metadata = _metadata(target, plan, dtype, device_map)
     paths = _paths(out, names)
     refuse_inputs(paths, target, keep)
     if out.is_dir():
         refuse_mixed_folder(out, paths, metadata)
-    todo = [k for k, path in enumerate(paths) if not is_done(path, samples[k], metadata, force)]
+    runs = [
+        Run(ids, None if mask is None else mask.values, metadata | _weighted(mask))
+        for ids, mask in zip(samples, weights, strict=True)
+    ]
+    todo = [k for k, path in enumerate(paths) if not is_done(path, runs[k], force)]
     finished = len(samples) - len(todo)
     if progress is not None:
         progress(finished, len(samples))
     if not todo:
         return paths
-    model = _load(target, dtype, device_map)
+    model = load(target, dtype, device_map)
     for batch in _batches(todo, samples, batch_size):
-        _run_batch(model, plan, [samples[k] for k in batch], [paths[k] for k in batch], metadata)
+        _run_batch(model, plan, [_Sample(samples[k], weights[k], paths[k]) for k in batch], metadata)
         finished += len(batch)
         if progress is not None:
             progress(finished, len(samples))
@@ -211,107 +233,45 @@ def _batches(todo: Sequence[int], samples: Sequence[Ints], size: int) -> Iterato
         yield order[start : start + max(1, size)]
 
 
-# --- the model -----------------------------------------------------------------------------------------------
+# --- running it --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class _Model:
-    base: Any
-    layers: Any
-    norm: Any
-    kind: str
-    device: Any
+class _Sample:
+    tokens: Ints
+    mask: LossMask | None
+    path: Path
 
 
-def _load(target: Path, dtype: str, device_map: str | None) -> _Model:
-    try:
-        import torch
-        from transformers import AutoModelForCausalLM
-        from transformers.utils import logging as transformers_logging
-    except ImportError as error:
-        raise DrafttraceError(
-            f"The reference needs transformers ({error.name} is missing); pip install transformers."
-        ) from None
-    transformers_logging.disable_progress_bar()  # the caller shows its own
-    wanted: Any = "auto" if dtype == "auto" else getattr(torch, _DTYPES[dtype])
-    shown = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()  # what it would warn of is refused below, in one sentence
-    try:
-        model, loaded = AutoModelForCausalLM.from_pretrained(
-            str(target),
-            dtype=wanted,
-            device_map=device_map,
-            trust_remote_code=False,
-            local_files_only=True,
-            output_loading_info=True,
-        )
-    except Exception as error:  # transformers raises everything from KeyError to its own types
-        where = "" if device_map is None else f" on --device-map {device_map}"
-        raise UnreadableFile(
-            f"transformers cannot load the target '{target}'{where} ({load_problem(error)}); check its files, the "
-            "device, and that this transformers knows the model."
-        ) from None
-    finally:
-        transformers_logging.set_verbosity(shown)
-    _refuse_random_weights(loaded, target)
-    model.eval()
-    layers, norm = _anatomy(model, read_shape(target).layers, target)
-    kind = _KINDS.get(str(next(model.parameters()).dtype), "fp32")
-    base = getattr(model, "base_model", model)
-    return _Model(base, layers, norm, kind, next(base.parameters()).device)
+def _weighted(mask: LossMask | None) -> dict[str, str]:
+    """What the metadata says of a loss mask."""
+    return {} if mask is None else {"mask_offset": str(mask.offset)}
 
 
-def _refuse_random_weights(loaded: Mapping[str, Any], target: Path) -> None:
-    """transformers fills weights that a checkpoint lacks with random numbers: a reference made so would be noise."""
-    missing = sorted(str(name) for name in loaded.get("missing_keys", ()))
-    wrong = sorted(str(item[0] if isinstance(item, tuple) else item) for item in loaded.get("mismatched_keys", ()))
-    for names, what in ((missing, "lacks"), (wrong, "has the wrong shape for")):
-        if names:
-            raise UnreadableFile(
-                f"The target '{target}' {what} {len(names)} weights that its config.json calls for, first "
-                f"'{names[0]}'; fetch the checkpoint again."
-            )
-
-
-def _anatomy(model: Any, count: int, target: Path) -> tuple[Any, Any]:
-    """The list of decoder layers, and the final norm beside it (None where there is none of a known name)."""
+def _run_batch(model: Model, plan: Plan, samples: Sequence[_Sample], metadata: Mapping[str, str]) -> None:
     import torch
 
-    for module in model.modules():
-        for child in module.children():
-            if isinstance(child, torch.nn.ModuleList) and len(child) == count:
-                norms = ("norm", "final_layernorm", "final_layer_norm", "ln_f", "norm_f")
-                return child, next((getattr(module, name) for name in norms if hasattr(module, name)), None)
-    raise UnreadableFile(
-        f"The target '{target}' has no list of {count} decoder layers, so its boundaries cannot be found; dump its states "
-        "with the trainer."
-    )
-
-
-def _run_batch(
-    model: _Model, plan: Plan, samples: Sequence[Ints], paths: Sequence[Path], metadata: Mapping[str, str]
-) -> None:
-    import torch
-
-    longest = max(len(tokens) for tokens in samples)
+    longest = max(len(sample.tokens) for sample in samples)
     ids = torch.zeros(len(samples), longest, dtype=torch.int64)
     attention = torch.zeros(len(samples), longest, dtype=torch.int64)
-    for row, tokens in enumerate(samples):
-        ids[row, : len(tokens)] = torch.from_numpy(tokens)
-        attention[row, : len(tokens)] = 1
+    for row, sample in enumerate(samples):
+        ids[row, : len(sample.tokens)] = torch.from_numpy(sample.tokens)
+        attention[row, : len(sample.tokens)] = 1
     full = {**metadata, "dtype": model.kind, CONTENT: NO_HASH}
     with contextlib.ExitStack() as stack:
         writers = [
-            SafetensorsWriter(path, _specs(model, plan, len(tokens)), full)
-            for path, tokens in zip(paths, samples, strict=True)
+            SafetensorsWriter(sample.path, _specs(model, plan, sample), full | _weighted(sample.mask))
+            for sample in samples
         ]
         outputs = [stack.enter_context(writer) for writer in writers]
-        for output, tokens in zip(outputs, samples, strict=True):
-            output["token_ids"][:] = tokens
+        for output, sample in zip(outputs, samples, strict=True):
+            output["token_ids"][:] = sample.tokens
+            if sample.mask is not None:
+                output["loss_mask"][:] = sample.mask.values
         seen = _hook(model, plan, outputs, writers, stack)
         with torch.inference_mode():
             mask = attention.to(model.device) if len(samples) > 1 else None
-            _forward(model, ids.to(model.device), mask)
+            forward(model, ids.to(model.device), mask)
         missing = [k for k in plan.stored if k not in seen]
         if missing:
             raise UnreadableFile(
@@ -322,31 +282,15 @@ def _run_batch(
             writer.fill_in(CONTENT, writer.content_hash())
 
 
-def _forward(model: _Model, ids: Any, mask: Any) -> None:
-    try:
-        model.base(input_ids=ids, attention_mask=mask, use_cache=False)
-    except DrafttraceError:  # from a tap that writes
-        raise
-    except Exception as error:  # out of memory, a kernel that the device lacks, an operation on the wrong device
-        raise DrafttraceError(
-            f"The target cannot be run on {ids.shape[0]} x {ids.shape[1]} tokens on {model.device} "
-            f"({load_problem(error)}); try a smaller --batch-size, another --dtype, or --device-map auto."
-        ) from error
-
-
-def _specs(model: _Model, plan: Plan, length: int) -> dict[str, tuple[str, tuple[int, ...]]]:
-    width = _width(model)
-    return {"hidden_states": (model.kind, (length, len(plan.stored), width)), "token_ids": ("int64", (length,))}
-
-
-def _width(model: _Model) -> int:
-    config = model.base.config
-    config = config.get_text_config() if hasattr(config, "get_text_config") else config
-    return int(config.hidden_size)
+def _specs(model: Model, plan: Plan, sample: _Sample) -> dict[str, tuple[str, tuple[int, ...]]]:
+    length = len(sample.tokens)
+    named = ("token_ids",) if sample.mask is None else ("token_ids", "loss_mask")
+    states = {"hidden_states": (model.kind, (length, len(plan.stored), width_of(model)))}
+    return states | dict.fromkeys(named, ("int64", (length,)))
 
 
 def _hook(
-    model: _Model,
+    model: Model,
     plan: Plan,
     outputs: Sequence[Mapping[str, Any]],
     writers: Sequence[SafetensorsWriter],
@@ -358,7 +302,7 @@ def _hook(
     def store(k: int, states: Any) -> None:
         import torch
 
-        plain = states.detach().to(getattr(torch, _DTYPES[model.kind])).cpu()
+        plain = states.detach().to(getattr(torch, DTYPES[model.kind])).cpu()
         array = (plain.view(torch.int16) if model.kind == "bf16" else plain).numpy().view(STORAGE[model.kind])
         column = plan.stored.index(k)
         for row, (output, writer) in enumerate(zip(outputs, writers, strict=True)):

@@ -13,6 +13,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -97,7 +98,16 @@ def content_hash(path: Path) -> str:
     return found.hexdigest()
 
 
-def is_done(path: Path, tokens: Ints, metadata: Mapping[str, str], force: bool) -> bool:
+@dataclass(frozen=True)
+class Run:
+    """What tells the file of one sample from those of others. mask: its loss mask, None where it has none."""
+
+    tokens: Ints
+    mask: Ints | None
+    metadata: Mapping[str, str]
+
+
+def is_done(path: Path, run: Run, force: bool) -> bool:
     """Whether a whole file of the same run is there already. With ``force`` everything is made again.
 
     Raises OutputExists for another file without ``force``, and for one that is no reference with it, too.
@@ -110,7 +120,7 @@ def is_done(path: Path, tokens: Ints, metadata: Mapping[str, str], force: bool) 
     if force:
         _refuse_foreign(path, stored)
         return False
-    why = "damaged" if stored is None else _difference(path, stored, tokens, metadata)
+    why = "damaged" if stored is None else _difference(path, stored, run)
     if why is None:
         return True
     remedy = "give another name, or --force to replace it"
@@ -126,14 +136,18 @@ def _was_reference(path: Path) -> bool:
     return False
 
 
-def _difference(path: Path, stored: SafetensorsFile, tokens: Ints, metadata: Mapping[str, str]) -> str | None:
+def _difference(path: Path, stored: SafetensorsFile, run: Run) -> str | None:
     """What a stored file has that this run would not make; None where it is the same."""
     if stored.metadata.get("format") != FORMAT:
         return "no reference"
-    ids = stored.tensors.get("token_ids")
-    if ids is None or not np.array_equal(ids.ints(), tokens):
+    ids, mask = stored.tensors.get("token_ids"), stored.tensors.get("loss_mask")
+    if ids is None or not np.array_equal(ids.ints(), run.tokens):
         return "of another run: it has other tokens"
-    other = other_run(stored, metadata)
+    if (mask is None) is not (run.mask is None):
+        return f"of another run: it has {'no' if mask is None else 'a'} loss mask"
+    if mask is not None and run.mask is not None and not np.array_equal(mask.ints(), run.mask):
+        return "of another run: it has another loss mask"
+    other = other_run(stored, run.metadata)
     if other is not None:
         return f"of another run: it has {other}"
     try:

@@ -11,16 +11,19 @@ from drafttrace.tracer.dumps.folder import open_collection
 from drafttrace.tracer.dumps.registry import FieldMap, Request
 from drafttrace.tracer.errors import DrafttraceError
 from drafttrace.tracer.open import is_trace_file, open_capture, read_sample, split_spec
-from drafttrace.tracer.reference import tokens_of
+from drafttrace.tracer.reference import LossMask, mask_of, tokens_of
 
 
 @dataclass(frozen=True)
 class Source:
-    """What one ``--from`` holds. numbers: of the samples, as the dump numbers them. trace: None for a dump."""
+    """What one ``--from`` holds. masks: the loss mask of every sample that has one. numbers: of the samples, as the dump
+    numbers them. trace: None for a dump. notes: why samples have no mask, where their readers say it."""
 
     tokens: tuple[Ints, ...]
+    masks: tuple[LossMask | None, ...]
     numbers: tuple[int, ...]
     trace: Capture | None
+    notes: tuple[str, ...] = ()
 
 
 def read_source(
@@ -38,16 +41,18 @@ def read_source(
     path, number = split_spec(spec)
     if format is None and mapping is None and is_trace_file(path):
         capture = open_capture(spec, sample=sample)
-        return Source((tokens_of(capture),), (0,), capture)
-    asked = dataclasses.replace(request or Request(), lenient=True, tokens_only=True)
+        return Source((tokens_of(capture),), (mask_of(capture),), (0,), capture)
+    asked = dataclasses.replace(request or Request(), lenient=True, tokens_only=True, with_mask=True)
     if number is not None or sample is not None:
         capture = open_capture(spec, format=format, sample=sample, mapping=mapping, request=asked)
         chosen = number if number is not None else sample
-        return Source((tokens_of(capture),), (chosen or 0,), None)
+        return Source((tokens_of(capture),), (mask_of(capture),), (chosen or 0,), None, _about_masks(capture))
     if mapping is not None:
         asked = dataclasses.replace(asked, fields=mapping)
     collection = open_collection(path, "MAPPED" if mapping is not None and format is None else format, asked)
     tokens: dict[int, Ints] = {}
+    masks: list[LossMask | None] = []
+    notes: dict[str, None] = {}
     for ref in collection.refs:
         found = read_sample(collection, ref.number, None, asked)
         try:
@@ -59,7 +64,13 @@ def read_source(
                 f"Sample #{ref.number} of '{path}' does not keep every token, as a decode step does not, so the target "
                 f"cannot be run on it; name one that does, as '{path}#{next(iter(tokens))}'."
             ) from error
-    return Source(tuple(tokens.values()), tuple(tokens), None)
+        masks.append(mask_of(found))
+        notes.update(dict.fromkeys(_about_masks(found)))
+    return Source(tuple(tokens.values()), tuple(masks), tuple(tokens), None, tuple(notes))
+
+
+def _about_masks(capture: Capture) -> tuple[str, ...]:
+    return tuple(note for note in capture.notes if "loss mask" in note)
 
 
 def numbers_of(sources: Sequence[Source], more: int) -> list[int]:

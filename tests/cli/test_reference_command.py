@@ -56,6 +56,8 @@ def test_every_sample_of_a_dump_has_its_reference(tmp_path: Path) -> None:
     for number in (1, 4):
         made, given = open_capture(f"{out}#{number}"), open_capture(f"{small}#{number}")
         assert made.tokens.tolist() == given.tokens.tolist()
+        assert made.mask is not None and given.mask is not None  # it was dropped
+        assert (made.mask.tolist(), made.mask_offset) == (given.mask.tolist(), given.mask_offset)
         assert made.wiring == (2, 30, 58)
     first = (out / "hs_1.safetensors").stat().st_ino
     (out / "hs_4.safetensors").unlink()

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import dump_layouts
 import numpy as np
 import pytest
 import torch
 
-from drafttrace.tracer.capture import Capture, Norm
+from drafttrace.tracer.capture import Capture, Norm, RowTable
+from drafttrace.tracer.dumps.registry import Request
 from drafttrace.tracer.dumps.safetensors_file import read_safetensors
 from drafttrace.tracer.errors import DrafttraceError, OutputExists, UnreadableFile
 from drafttrace.tracer.open import open_capture
-from drafttrace.tracer.reference import make_reference, plan_boundaries, tokens_of
+from drafttrace.tracer.reference import LossMask, make_reference, mask_of, plan_boundaries, tokens_of
+from drafttrace.tracer.reference_samples import read_source
 
 N = 6
 TOKENS = np.arange(3, 40, dtype=np.int64) % 97
@@ -197,6 +201,51 @@ def test_tokens_with_a_hole_are_refused(target: Path, tmp_path: Path) -> None:
     assert isinstance(holed, Capture)
     with pytest.raises(DrafttraceError, match="does not keep token 0"):
         tokens_of(holed)
+
+
+def test_a_loss_mask_stays_with_its_tokens(target: Path, tmp_path: Path) -> None:
+    """The loss mask of a dump was dropped, and nothing said so."""
+    out, weights = tmp_path / "out", (np.arange(len(TOKENS)) > 4).astype(np.int64)
+    samples, masks = [TOKENS, TOKENS[:9], TOKENS[:7]], [LossMask(weights, 1), None, LossMask(weights[:7], 0)]
+    paths = make_reference(target, samples, out, masks=masks, boundaries="canonical", batch_size=2)
+    for path, mask, tokens in zip(paths, masks, samples, strict=True):
+        capture = open_capture(str(path))
+        assert capture.tokens.tolist() == tokens.tolist()
+        found = mask_of(capture)
+        assert (found is None) is (mask is None)
+        if found is not None and mask is not None:
+            assert (found.values.tolist(), found.offset) == (mask.values.tolist(), mask.offset)
+    before = [path.stat().st_ino for path in paths]
+    make_reference(target, samples, out, masks=masks, boundaries="canonical", batch_size=2)
+    assert before == [path.stat().st_ino for path in paths]
+    for others, words in (
+        ([None, None, masks[2]], "it has a loss mask"),
+        ([masks[0], LossMask(weights[:9], 1), masks[2]], "it has no loss mask"),
+        ([LossMask(1 - weights, 1), None, masks[2]], "it has another loss mask"),
+        ([LossMask(weights, 0), None, masks[2]], "it has another mask_offset"),
+    ):
+        with pytest.raises(OutputExists, match=f"of another run: {words}"):
+            make_reference(target, samples, out, masks=others, boundaries="canonical")
+
+
+@pytest.mark.parametrize("length", [5, 13, 20])
+def test_a_mask_of_another_length_is_that_of_the_tokens(length: int) -> None:
+    capture = Capture(
+        "x", "x", "x", TOKENS[:13], RowTable.of_tokens(TOKENS[:13]), (), mask=np.ones(length, np.int64)
+    )
+    mask = mask_of(capture)
+    assert mask is not None and mask.values.tolist() == [1] * min(13, length) + [0] * max(0, 13 - length)
+
+
+@pytest.mark.parametrize("write", [dump_layouts.write_spec_arrow, dump_layouts.write_sf_eagle3])
+def test_the_mask_of_a_dump_is_read_with_its_tokens(write: Callable[[Path], Path], tmp_path: Path) -> None:
+    """That of speculators lies in a file beside the sample, which nobody looked at for the tokens alone."""
+    path = write(tmp_path)
+    source, capture = read_source(str(path)), open_capture(str(path), request=Request(lenient=True))
+    [mask] = source.masks
+    wanted = mask_of(capture)
+    assert mask is not None and wanted is not None and mask.values.any()
+    assert (mask.values.tolist(), mask.offset) == (wanted.values.tolist(), capture.mask_offset)
 
 
 def test_the_reference_names_the_boundaries_of_a_real_dump(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
-"""Options that every command has, and the examples below each command's help."""
+"""What the commands share: options, the examples below each command's help, notes on standard error."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -9,6 +10,7 @@ from typing import Annotated
 import typer
 
 from drafttrace.tracer import log
+from drafttrace.tracer.printable import printable
 
 START = "Start here"
 SERVER = "On the server"
@@ -16,6 +18,7 @@ LIVE = "With a live server"
 CAUSE = "Find the cause"
 READ = "Read and share reports"
 TRAINING = "Training side"
+_MOST_NOTES = 6
 PANELS = (START, SERVER, LIVE, CAUSE, READ, TRAINING)
 
 
@@ -52,6 +55,13 @@ def examples(*lines: Sequence[str]) -> str:
     # Older typers join the two lines of a pair: then it still reads as a command with a comment.
     shown = "\n\n".join(f"$ {_plain(command)}\n   [dim]# {_plain(what)}[/dim]" for command, what in lines)
     return f"[bold]Examples[/bold]\n\n{shown}"
+
+
+def tell_notes(notes: Sequence[str], where: str = "") -> None:
+    """The first few notes, on standard error. where: what tells all of them, as "; --json tells all"."""
+    more = len(notes) - _MOST_NOTES
+    for note in [*notes[:_MOST_NOTES], *([f"{more} more{where}"] if more > 0 else [])]:
+        print(f"drafttrace: note: {printable(note)}", file=sys.stderr)
 
 
 def flowing(text: str) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from drafttrace.tracer import output
-from drafttrace.tracer.commands.common import TRAINING, Json, Quiet, Verbose, examples
+from drafttrace.tracer.commands.common import TRAINING, Json, Quiet, Verbose, examples, tell_notes
 from drafttrace.tracer.commands.reading import (
     Boundaries,
     HiddenSize,
@@ -28,8 +28,6 @@ from drafttrace.tracer.printable import printable
 
 if TYPE_CHECKING:
     from drafttrace.tracer.convert import Converted
-
-_MOST_NOTES = 6
 
 
 class Layout(StrEnum):
@@ -143,10 +141,7 @@ def _show(written: Converted) -> None:
         console.print(printable(f"{path}{many}"), markup=False, soft_wrap=True)
     for what in written.left_out:
         console.print(printable(f"left out: {what}"), markup=False, style="dim", soft_wrap=True)
-    more = len(written.notes) - _MOST_NOTES
-    told = [*written.notes[:_MOST_NOTES], *([f"{more} more; --json tells all"] if more > 0 else [])]
-    for note in told:
-        print(f"drafttrace: note: {printable(note)}", file=sys.stderr)
+    tell_notes(written.notes, "; --json tells all")
 
 
 def add_to(app: typer.Typer) -> None:

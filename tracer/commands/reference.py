@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from drafttrace.tracer import output
-from drafttrace.tracer.commands.common import TRAINING, Quiet, Verbose, examples
+from drafttrace.tracer.commands.common import TRAINING, Quiet, Verbose, examples, tell_notes
 from drafttrace.tracer.commands.prompts import read_ids
 from drafttrace.tracer.commands.reading import (
     PANEL,
@@ -146,6 +146,7 @@ def reference(
     target = folder_of(target, [source.trace for source in read if source.trace is not None], "target")
     typed = _typed(input_ids, prompt, target)
     samples = [sample for source in read for sample in source.tokens] + typed
+    masks = [mask for source in read for mask in source.masks] + [None] * len(typed)
     if not samples:
         raise DrafttraceError("There are no tokens to run; give --from, --input-ids or --prompt.")
     with _progress(quiet) as progress:
@@ -153,6 +154,7 @@ def reference(
             target,
             samples,
             out,
+            masks=masks,
             boundaries=which,
             slots=stated,
             dtype=dtype.value,
@@ -166,6 +168,7 @@ def reference(
     if not quiet:
         for path in paths:
             output.console().print(str(path), markup=False, soft_wrap=True)
+        tell_notes([note for source in read for note in source.notes])
 
 
 def add_to(app: typer.Typer) -> None:

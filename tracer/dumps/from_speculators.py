@@ -71,7 +71,8 @@ def _read_current(document: Document, layout: str, why: str, request: Request) -
     parts = build.axis_slots(states, "hidden_states", path, 1, scales)
     count = len(parts) - 1
     boundaries, source = ENTRIES.resolve(request, count)
-    mask, arrow, note = (None, None, "") if request.tokens_only else mask_for(path, tokens)
+    unasked = request.tokens_only and not request.with_mask
+    mask, arrow, note = (None, None, "") if unasked else mask_for(path, tokens)
     last = build.last_state(
         f"hidden_states[{count}]",
         parts[count],

@@ -63,7 +63,7 @@ class Request:
     tokens it has, which is the width of its logits. layer_ids: what the user says the layer ids were, in the numbering of
     the file's own project, or in the one that ``numbering`` names: "O" for O(id), "B" for B(id). lenient: where the hidden
     size is missing, hand out the slots side by side as one instead of failing. tokens_only: the caller wants nothing but
-    tokens.
+    tokens; with_mask: and the loss mask, which may lie in another file.
     """
 
     hidden_size: int | None = None
@@ -74,6 +74,7 @@ class Request:
     fields: FieldMap = field(default_factory=FieldMap)
     lenient: bool = False
     tokens_only: bool = False
+    with_mask: bool = False
     vocabulary: int | None = None
 
     def told(self, hidden_size: int | None, layers: int | None, vocabulary: int | None = None) -> Request:

@@ -82,7 +82,7 @@ def formats() -> Iterator[str]:
     yield ""
     yield (
         "States are read in blocks of rows, so a 50 GB dump needs no 50 GB of memory. Slots that stand side by side "
-        "are read together where a block of all of them has up to 64 MiB, and one by one, slower, beyond that. What "
+        "are read together where a block of all of them has up to 128 MiB, and one by one, slower, beyond that. What "
         "is compressed as a whole (`.gz`, a compressed `.npz`) is inflated once per command, into a temporary file in "
         "`$TMPDIR`; an array of an `.npz` only where it is read. Of a folder up to 8 GiB and 128 files are kept so; a "
         "file beyond that may be inflated once to be recognised, or found by its tokens, and once to be read. What "

@@ -44,6 +44,7 @@ class FileSource(Source):
         self._file, self._begin, self._dtype = file, begin, dtype
         steps = [math.prod(shape[axis + 1 :]) * dtype.itemsize for axis in range(len(shape))]
         self._strides = tuple(steps if strides is None else strides)
+        self._rows, self._stripes, self._across = (-1, 0), 0, False
         self._order = sorted(range(len(shape)), key=lambda axis: -self._strides[axis])  # outermost first
 
     def read(self, box: Box) -> Array:
@@ -58,10 +59,22 @@ class FileSource(Source):
         if span <= _SLACK * wanted:
             return self._view(slabs.run_bytes(self._file, self._begin + offset, span), 0, counts)
         first, length = self._rows_of(box)
-        if length <= min(slabs.SLAB_BYTES, _SLAB_SHARE * wanted):
+        across = self._goes_across(first, length)
+        small = length <= slabs.SLAB_BYTES
+        if length <= _SLAB_SHARE * wanted and (small or (across and slabs.has_room_for(self, length, wanted))):
             whole = slabs.slab_bytes(self, self._file, self._begin + first, length)
             return self._view(whole, offset - first, counts)
         return self._gathered(offset, counts)
+
+    def _goes_across(self, first: int, length: int) -> bool:
+        """Whether the same rows of several slots are asked for, one after the other, now or in the block before. Who walks
+        down one slot alone has no use for the others."""
+        if (first, length) == self._rows:
+            self._stripes += 1
+        else:
+            self._across, self._stripes = self._stripes > 1, 1
+            self._rows = first, length
+        return self._across or self._stripes > 1
 
     def _reach(self, counts: Sequence[int], axes: Sequence[int] | None = None) -> int:
         """Bytes from the first to the last element."""

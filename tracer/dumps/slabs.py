@@ -22,7 +22,10 @@ from drafttrace.tracer.file_bytes import Bytes, FileBytes
 # The largest slab: a block of 2,048 rows of four slots of 4,096 channels in bf16. Two of double that, and what a comparison
 # holds of both sides, would not fit into the 300 MB that the design allows.
 SLAB_BYTES = 64 << 20
-# Bytes of slabs that are kept, over all files; and of all memory here, with what somebody may still look at.
+# For whoever asks for half of that of one slot alone, and then of the next one: two of these, and nothing of another file.
+LARGE_BYTES = 128 << 20
+# Bytes of slabs that are kept, over all files; and of all memory here, with what somebody may still look at: two of the
+# largest that is asked for, if that is more.
 _KEPT_BYTES = 64 << 20
 _POOL_BYTES = 128 << 20
 # Less than that is had sooner from numpy.
@@ -53,6 +56,15 @@ class _Memory:
 _slabs: deque[_Slab] = deque()
 _pool: deque[_Memory] = deque()
 _lock = threading.RLock()
+
+
+def has_room_for(source: object, length: int, wanted: int) -> bool:
+    """Whether a large slab may be read, of which ``wanted`` bytes are asked for: never two, as of both sides of a
+    comparison. The rest after the last large block is one, too: its memory is there."""
+    with _lock:
+        there = any(length <= len(one.pages) for one in _pool)
+        alone = all(slab.source() in {source, None} for slab in _slabs)
+    return alone and length <= LARGE_BYTES and (there or 2 * wanted >= SLAB_BYTES)
 
 
 def slab_bytes(source: object, file: FileBytes, begin: int, length: int) -> Bytes:
@@ -107,7 +119,7 @@ def _memory(length: int) -> Bytes:
     """An array of that length, in memory that nobody looks into. It goes back when the last array into it is gone."""
     found = next((one for one in _pool if length <= len(one.pages) <= 2 * length and one.user() is None), None)
     if found is None:
-        while _pool and sum(len(one.pages) for one in _pool) + length > _POOL_BYTES:
+        while _pool and sum(len(one.pages) for one in _pool) + length > max(_POOL_BYTES, 2 * length):
             _pool.popleft()
         found = _Memory(mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), lambda: None)
         _pool.append(found)

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from drafttrace.tracer.convert import convert
+from drafttrace.tracer.dumps.from_mapping import parse_fields
 from drafttrace.tracer.dumps.registry import FieldMap, Request
 from drafttrace.tracer.errors import DrafttraceError, UnknownFormat, UnreadableFile
 from drafttrace.tracer.open import open_capture
@@ -94,3 +95,92 @@ def test_fp8_that_becomes_fp32_is_said(tmp_path: Path) -> None:
         str(path), tmp_path / "x.safetensors", "safetensors", request=Request(layer_ids=(2, 4, 5), layers=8)
     )
     assert any("stored as fp32, in four times the space" in left for left in done.left_out)
+
+
+@pytest.mark.parametrize(
+    ("slots", "last", "names"),
+    [
+        ("low,mid,high", None, ["low", "mid", "high"]),
+        ("high,low", "final", ["high", "low"]),
+        ("stack", None, ["stack[0]", "stack[1]", "stack[2]"]),
+        ("stack[1],low", None, ["stack[1]", "low"]),
+        ("wide", None, ["wide[0]", "wide[1]"]),
+        ("low,low", None, ["low (slot 0)", "low (slot 1)"]),
+        ("low,final,last", "final", ["low", "final (slot 1)", "last (slot 2)"]),
+    ],
+)
+def test_named_fields_keep_their_names(slots: str, last: str | None, names: list[str], tmp_path: Path) -> None:
+    """They were slot[0], slot[1] and slot[2]."""
+    state = np.ones((5, 4), np.float32)
+    fields = dict.fromkeys(("low", "mid", "high", "final", "last"), state)
+    np.savez(tmp_path / "x.npz", ids=np.arange(5), stack=np.ones((5, 3, 4)), wide=np.ones((5, 8)), **fields)
+    mapping = parse_fields(slots, "ids", last)
+    capture = open_capture(str(tmp_path / "x.npz"), mapping=mapping, request=Request(hidden_size=4))
+    assert [slot.name for slot in capture.slots] == names
+
+
+@pytest.mark.parametrize("links", [1, 3, 300])
+def test_groups_that_are_linked_into_themselves_are_read_once(links: int, tmp_path: Path) -> None:
+    """Three links made 3 ** 32 groups: the command never ended."""
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        group = file.create_group("g")
+        file["ids"] = np.arange(5)
+        group["low"] = np.ones((5, 4), np.float32)
+        file["other"] = group
+        for k in range(links):
+            group[f"s{k}"] = group
+        group["root"] = file["/"]
+    for low in ("g/low", "other/low", "g/root/g/s0/low"):
+        mapping = parse_fields(low, "ids")
+        assert open_capture(str(tmp_path / "x.h5"), mapping=mapping).slots[0].rows.floats().all()
+    with pytest.raises(UnreadableFile, match="There is no field 'g/high' in"):
+        open_capture(str(tmp_path / "x.h5"), mapping=parse_fields("g/high", "ids"))
+    with pytest.raises(UnknownFormat, match="holds the fields"):
+        open_capture(str(tmp_path / "x.h5"))
+
+
+FIELDS = {
+    "low": np.ones((5, 4), np.float32),
+    "first": np.ones((3, 5, 4), np.float32),
+    "stack": np.arange(60, dtype=np.float32).reshape(5, 3, 4),
+    "ids": np.arange(5),
+    "far": np.array([1, 2, 3, 4, 1 << 63], np.uint64),
+    "text": np.array(["a prompt"]),
+    "complex": np.ones((5, 4), np.complex64),
+}
+
+
+def npz(root: Path) -> Path:
+    np.savez(root / "x.npz", batch=FIELDS["stack"][None], row=FIELDS["low"][None], **FIELDS)
+    return root / "x.npz"
+
+
+@pytest.mark.parametrize(
+    ("slots", "tokens", "words"),
+    [
+        ("first", "ids", r"'first' .* has the shape \[3, 5, 4\], and there are 5 tokens: .* as rows, slots, width"),
+        ("first[1]", "ids", r"'first\[1\]' .* has the shape \[3, 5, 4\], and there are 5 tokens"),
+        ("row[1]", "ids", r"'row\[1\]' .* has the shape \[1, 5, 4\], and there are 5 tokens"),
+        ("low", "far", "'far' .* holds uint64 values that are no token ids"),
+        ("low", "text", "'text.npy' .* has the number format <U8"),
+        ("complex", "ids", "'complex.npy' .* has the number format complex64"),
+    ],
+)
+def test_fields_that_are_something_else_are_said_to_be(slots: str, tokens: str, words: str, tmp_path: Path) -> None:
+    """Slots on the first axis were read as rows; 2 ** 63 was -9223372036854775808."""
+    with pytest.raises(UnreadableFile, match=words):
+        open_capture(str(npz(tmp_path)), mapping=parse_fields(slots, tokens))
+
+
+@pytest.mark.parametrize("slots", ["stack", "batch", "stack[0],stack[1],stack[2]", "batch[0],batch[-2],batch[2]"])
+def test_a_batch_of_one_sample_is_that_sample(slots: str, tmp_path: Path) -> None:
+    """And a text beside the states is no reason not to read them."""
+    capture = open_capture(str(npz(tmp_path)), mapping=parse_fields(slots, "ids"))
+    read = np.stack([slot.rows.floats() for slot in capture.slots], 1)
+    assert np.array_equal(read, FIELDS["stack"])
+
+
+@pytest.mark.parametrize("slots", ["", " , "])
+def test_no_slots_are_no_names(slots: str) -> None:
+    with pytest.raises(DrafttraceError, match="names no field"):
+        parse_fields(slots, "ids")

@@ -12,8 +12,10 @@ from safetensors.torch import save_file
 
 from drafttrace.tracer.capture import Capture, RowTable
 from drafttrace.tracer.dumps import token_index
+from drafttrace.tracer.dumps.from_mapping import parse_fields
 from drafttrace.tracer.dumps.token_index import find_sample
 from drafttrace.tracer.errors import NothingToCompare
+from drafttrace.tracer.open import open_capture
 
 COUNT = 12
 
@@ -105,3 +107,15 @@ def test_files_that_could_not_be_read_are_said_where_no_sample_is_found(tmp_path
             find_sample(str(tmp_path), like(100))
     with pytest.raises(NothingToCompare, match="2 could not be read"):  # from the cache
         find_sample(str(tmp_path), like(100))
+
+
+def test_a_sample_of_a_mapped_folder_is_found_by_its_tokens(tmp_path: Path) -> None:
+    """'name its fields with --slots and --tokens', which were given."""
+    for k in range(COUNT):
+        states = {name: np.full((24, 4), k + 1, np.float32) for name in "abc"}
+        other = tokens_of(COUNT - 1 - k)  # of the same file, under another name
+        np.savez(tmp_path / f"data_{k}.npz", ids=np.array(tokens_of(k)), others=np.array(other), **states)
+    for name, number in (("ids", 7), ("others", COUNT - 1 - 7), ("ids", 7)):
+        mapping = parse_fields("a,b,c", name)
+        found = open_capture(str(tmp_path), mapping=mapping, like=like(7))
+        assert (found.sample, found.tokens.tolist()) == (number, tokens_of(7))

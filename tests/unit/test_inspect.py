@@ -110,4 +110,4 @@ def test_an_undeclared_embedding_that_repeats_with_its_tokens_is_no_problem(tmp_
     deep[7] = deep[6]
     np.savez(tmp_path / "bad.npz", a=table[tokens], b=deep, ids=tokens)
     (problem,) = inspect_capture(str(tmp_path / "bad.npz"), mapping=mapping).problems
-    assert problem.startswith("slot[1] has 1 row (row 7) equal to the row before")
+    assert problem.startswith("b has 1 row (row 7) equal to the row before")

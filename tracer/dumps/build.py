@@ -15,7 +15,7 @@ from drafttrace.tracer.boundary import canonical_wiring, parse_wiring, wiring_na
 from drafttrace.tracer.capture import Capture, Ints, LastState, Norm, RowTable, Slot
 from drafttrace.tracer.dumps.document import Document
 from drafttrace.tracer.dumps.registry import Request
-from drafttrace.tracer.dumps.tensor import StoredRows, Tensor
+from drafttrace.tracer.dumps.tensor import StoredRows, Tensor, Unreadable
 from drafttrace.tracer.errors import DrafttraceError, UnreadableFile
 from drafttrace.tracer.rows import Floats, Rows
 
@@ -45,6 +45,8 @@ def field(document: Document, name: str, value: Any = None) -> Tensor:
     found = source.get(name) if isinstance(source, dict) else None
     if isinstance(found, Tensor):
         return found
+    if isinstance(found, Unreadable):
+        raise UnreadableFile(found.why)
     what = "is missing" if found is None else f"is a {type(found).__name__}, no tensor"
     if isinstance(source, dict) and name in source and found is None:
         what = "is None: the trainer was told not to store it"

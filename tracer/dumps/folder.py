@@ -7,7 +7,7 @@ import functools
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from drafttrace.tracer.capture import Capture
@@ -32,6 +32,7 @@ from drafttrace.tracer.dumps.no_samples import (
 )
 from drafttrace.tracer.dumps.numbering import inside, numbered
 from drafttrace.tracer.dumps.registry import (
+    FieldMap,
     FolderLayout,
     Layout,
     Request,
@@ -52,7 +53,8 @@ class Collection:
 
     left_out: names of the files of the folder that are none of its samples, such as those of another format than the one
     asked for, traces, and parts of folders that are dumps by themselves. overruled: no file is of the format asked for by
-    its content, so all are read as if they were.
+    its content, so all are read as if they were. fields: the names that the user gave, without which a sample of no known
+    layout cannot be read, whoever asks for it.
     """
 
     path: Path
@@ -61,9 +63,12 @@ class Collection:
     refs: Sequence[SampleRef]
     left_out: tuple[str, ...] = ()
     overruled: bool = False
+    fields: FieldMap = field(default_factory=FieldMap)
 
     def read(self, ref: SampleRef, request: Request) -> Capture:
         """One sample. Raises DrafttraceError with what is wrong with it."""
+        if request.fields == FieldMap():
+            request = replace(request, fields=self.fields)
         capture = self._read(ref, request)
         return replace(capture, notes=(*self.notes, *capture.notes)) if self.notes else capture
 
@@ -141,8 +146,11 @@ class Collection:
 def open_collection(path: Path, format_id: str | None = None, request: Request | None = None) -> Collection:
     """Find out what ``path`` holds. Raises UnreadableFile, or UnknownFormat where it is nothing or more than one."""
     asked = request or Request()
-    if is_folder(path):
-        return _open_folder(path, format_id, asked)
+    found = _open_folder(path, format_id, asked) if is_folder(path) else _open_file(path, format_id, asked)
+    return replace(found, fields=asked.fields)
+
+
+def _open_file(path: Path, format_id: str | None, asked: Request) -> Collection:
     if format_id is not None:
         _refuse_folder_format(path, format_id)
         refuse_format_of_trace(path, format_id)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,7 @@ def read_hdf5(path: Path) -> dict[str, Any]:
     import h5py
 
     try:
-        return _group(_Opened(path, h5py.File(path, "r")), None, h5py)
+        return _group(_Opened(path, h5py.File(path, "r")), None, h5py, {})
     except _DAMAGE as error:
         raise _unreadable(path, error) from None
 
@@ -48,17 +50,17 @@ def field_names(path: Path) -> list[str]:
         raise _unreadable(path, error) from None
 
 
-def _below(group: Any, name: str, depth: int = 3) -> list[str]:
-    """The names below ``name``; itself where it is no group, or an empty one, or too deep."""
+def _below(group: Any, name: str, depth: int = 3) -> Iterator[str]:
+    """The first names below ``name``; itself where it is no group, or an empty one, or too deep."""
     import h5py
 
     item = group.get(name)
-    inner = (
-        [path for k in item for path in _below(item, k, depth - 1)]
-        if isinstance(item, h5py.Group) and depth
-        else []
-    )
-    return [f"{name}/{path}" for path in inner[:64]] or [f"{name}/" if isinstance(item, h5py.Group) else str(name)]
+    if not isinstance(item, h5py.Group):
+        yield str(name)
+        return
+    inner = (path for k in item for path in _below(item, k, depth - 1)) if depth else iter(())
+    found = list(itertools.islice(inner, 64))
+    yield from [f"{name}/{path}" for path in found] or [f"{name}/"]
 
 
 class _Opened:
@@ -130,16 +132,21 @@ def _unreadable(path: Path, error: Exception) -> UnreadableFile:
     return UnreadableFile(f"The HDF5 file '{path}' {why}; copy or write it again.")
 
 
-def _group(opened: _Opened, inner: Any, h5py: Any) -> dict[str, Any]:
+def _group(opened: _Opened, inner: Any, h5py: Any, known: dict[int, dict[str, Any]]) -> dict[str, Any]:
+    """known: the groups by their places in the file. One that is linked under several names is read once; one inside itself
+    holds nothing more than it does."""
     group = opened.file if inner is None else inner
-    found: dict[str, Any] = {}
+    place = int(h5py.h5o.get_info(group.id).addr)
+    if place in known:
+        return known[place]
+    found: dict[str, Any] = known.setdefault(place, {})
     for name in group:
         if group.get(name, getclass=True, getlink=True) is not h5py.HardLink:
             continue  # a soft or external link: another file, or a loop
         item = group[name]
         if isinstance(item, h5py.Group):
             if item.name.count("/") < 32:
-                found[name] = _group(opened, item, h5py)
+                found[name] = _group(opened, item, h5py, known)
         elif isinstance(item, h5py.Dataset) and item.shape:
             tensor = _dataset(opened, item, h5py)
             if tensor is not None:

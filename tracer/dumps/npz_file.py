@@ -14,7 +14,7 @@ import numpy as np
 from drafttrace.tracer.dumps import torch_file
 from drafttrace.tracer.dumps.file_tensor import FileSource, file_tensor
 from drafttrace.tracer.dumps.pickle_values import BadPickle
-from drafttrace.tracer.dumps.tensor import STORAGE, Array, Box, Source, Tensor
+from drafttrace.tracer.dumps.tensor import STORAGE, Array, Box, Source, Tensor, Unreadable
 from drafttrace.tracer.errors import UnreadableFile
 from drafttrace.tracer.file_bytes import FileBytes
 
@@ -23,8 +23,19 @@ _NPY_KINDS = {np.dtype(STORAGE[kind]): kind for kind in
                "bool")}  # fmt: skip
 
 
-def read_npy(path: Path, file: FileBytes, archive: zipfile.ZipFile, name: str) -> Tensor:
-    """The array ``name`` of an archive. Raises UnreadableFile where it is damaged, or holds what no state is made of."""
+class _OtherNumbers(UnreadableFile):
+    """An array that is whole, and holds what no state is made of."""
+
+
+def read_npy(path: Path, file: FileBytes, archive: zipfile.ZipFile, name: str) -> Tensor | Unreadable:
+    """The array ``name`` of an archive. Raises UnreadableFile where it is damaged."""
+    try:
+        return _array(path, file, archive, name)
+    except _OtherNumbers as error:
+        return Unreadable(str(error))
+
+
+def _array(path: Path, file: FileBytes, archive: zipfile.ZipFile, name: str) -> Tensor:
     info = archive.getinfo(name)
     if info.flag_bits & 1:
         raise UnreadableFile(f"The file '{path}' is encrypted; decrypt it first.")
@@ -96,12 +107,12 @@ def _header(path: Path, name: str, stream: Any) -> tuple[tuple[int, ...], bool, 
     """Shape, whether the first axis is the innermost, and the number format."""
     shape, fortran, dtype = _npy_header(path, name, stream)
     if dtype.hasobject or dtype.newbyteorder("<") not in _NPY_KINDS:
-        raise UnreadableFile(
+        raise _OtherNumbers(
             f"Array '{name}' of '{path}' has the number format {dtype}, which drafttrace cannot read; save it as "
             "float16, float32 or int64."
         )
     if dtype.byteorder == ">":
-        raise UnreadableFile(f"Array '{name}' of '{path}' is big-endian; save it in little-endian order.")
+        raise _OtherNumbers(f"Array '{name}' of '{path}' is big-endian; save it in little-endian order.")
     return shape, fortran, _NPY_KINDS[dtype.newbyteorder("<")]
 
 

@@ -100,10 +100,13 @@ class Tensor:
         return part
 
     def ints(self) -> npt.NDArray[np.int64]:
-        """A copy as int64. Raises ValueError for a tensor of floats that are not whole numbers."""
+        """A copy as int64. Raises ValueError for floats that are not whole numbers, and for numbers beyond int64."""
         kind = self.float_kind
         if kind is None:
-            return self.read().astype(np.int64)
+            held = self.read()
+            if self.kind == "uint64" and held.size and int(held.max()) >= 1 << 63:
+                raise ValueError("numbers beyond int64")
+            return held.astype(np.int64)
         values = self.floats()
         if values.size and not (np.isfinite(values).all() and (values == np.rint(values)).all()):
             raise ValueError("floats that are no whole numbers")
@@ -118,6 +121,16 @@ class Tensor:
 
     def __repr__(self) -> str:
         return f"{self.kind}[{', '.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """A field that holds no numbers of ours, such as a text beside the states. why: the error for whoever asks for it."""
+
+    why: str
+
+    def __str__(self) -> str:
+        return self.why
 
 
 class StoredRows(Rows):

@@ -272,7 +272,7 @@ def _cache_file(collection: Collection) -> Path | None:
     folder = cache_folder()
     if len(collection.refs) < 8 or folder is None:
         return None
-    key = f"{_VERSION}|{collection.path.resolve()}|{collection.layout.id}"
+    key = f"{_VERSION}|{collection.path.resolve()}|{collection.layout.id}|{collection.fields}"
     return folder / "tokens" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.npz"
 
 

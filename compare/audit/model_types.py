@@ -20,8 +20,24 @@ PLAIN_TYPES = frozenset(
     {"deepseek_v3", "gpt_oss", "kimi_k2", "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"}
 )
 """Types whose class takes what it is given, by fields that the tables have, and is no wrapper around others."""
-WRAPPED_TYPES = frozenset({"kimi_k25", "kimi_vl"})
+FAMILY_TYPES = frozenset(
+    {
+        "apertus", "deepseek_v32", "exaone_moe", "gemma3_text", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "llama4_text",
+        "mellum", "minimax_m2", "ministral3", "phi3", "qwen2_5_vl", "qwen2_5_vl_text", "qwen3_5_moe_text", "qwen3_5_text",
+        "qwen3_next", "qwen3_vl_moe_text", "qwen3_vl_text",
+    }
+)  # fmt: skip
+"""Types of the other public targets of EAGLE-3 drafts: what each class takes is read in its source (``class_fields``)."""
+WRAPPED_TYPES = frozenset(
+    {
+        "gemma3", "kimi_k25", "kimi_vl", "llama4", "mistral3", "qwen2_5_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl",
+        "qwen3_vl_moe",
+    }
+)  # fmt: skip
 """Types whose language model is an object of its own in the config."""
+KNOWN_TYPES = PLAIN_TYPES | FAMILY_TYPES
+DRAFT_TYPES = KNOWN_TYPES - {"qwen2_5_vl"}
+"""Types that a draft may be written as: their class takes its sizes from the top level."""
 
 
 NOT_FLAT = frozenset({"inkling_mm_model", "kimi_k25", "kimi_k3", "minicpmv4_6", "minicpmv4_7"})
@@ -55,7 +71,7 @@ _QUANTIZATIONS = frozenset(
 
 def quantizations() -> frozenset[str]:
     """What ``quant_method`` may be: the names of the table, and those that the SGLang here has besides."""
-    sources = _folder("sglang", "srt/layers/quantization")
+    sources = package_folder("sglang", "srt/layers/quantization")
     listed = sources / "__init__.py" if sources is not None else None
     text = listed.read_text("utf-8") if listed is not None and listed.is_file() else ""
     return _QUANTIZATIONS | frozenset(re.findall(r'^\s+"([\w-]+)":', text, re.MULTILINE))
@@ -63,7 +79,7 @@ def quantizations() -> frozenset[str]:
 
 def model_sources() -> list[Path]:
     """The files of the model classes of the SGLang here; none without one."""
-    sources = _folder("sglang", "srt/models")
+    sources = package_folder("sglang", "srt/models")
     return sorted(sources.glob("*.py")) if sources is not None else []
 
 
@@ -71,12 +87,12 @@ def knows(model_type: str) -> bool | None:
     """Whether a server here finds a config class for ``model_type``; None where nothing is installed that would tell."""
     if model_type in COMMON:
         return True
-    listed = _folder("transformers", "models/auto")
+    listed = package_folder("transformers", "models/auto")
     if listed is None:
         return None
     if model_type in _mapped(listed):
         return True
-    sources = _folder("sglang", "srt")
+    sources = package_folder("sglang", "srt")
     return sources is not None and model_type in _own(sources)
 
 
@@ -87,7 +103,8 @@ def refused_in_a_draft(model_type: object) -> str | None:
     return f"'{model_type}', whose config class has no place for a draft's sizes at the top level"
 
 
-def _folder(package: str, inside: str) -> Path | None:
+def package_folder(package: str, inside: str) -> Path | None:
+    """A folder of a package that is installed here; None without one. Nothing is imported."""
     spec = importlib.util.find_spec(package)
     places = list(spec.submodule_search_locations or []) if spec is not None else []
     return next((Path(place) / inside for place in places if (Path(place) / inside).is_dir()), None)

@@ -1,7 +1,7 @@
 """Is there anything in a config that a loader might stop at? Where not, SGLang need not be asked, which takes seconds.
 
-What is plain was loaded by SGLang 0.5.23 (``tests/unit/test_audit_refusals.py`` holds this). Everything else is unusual,
-not wrong: a key is unusual by its value, where a number or a switch stands in the place of nothing that is known, too.
+What is plain was loaded by SGLang 0.5.23 (``tests/unit/test_audit_refusals.py`` and ``test_audit_families.py`` hold this).
+Everything else is unusual, not wrong: a key by its value, where its class declares another kind of one, or SGLang reads it.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from drafttrace.compare.audit.class_fields import declared, takes
 from drafttrace.compare.audit.config_fields import NO_NULL, RARE_DTYPES, USUAL_FIELDS, misfits
-from drafttrace.compare.audit.model_types import PLAIN_TYPES, WRAPPED_TYPES
-from drafttrace.compare.audit.said_in_vain import garbled_fields, rope_fields
+from drafttrace.compare.audit.model_types import DRAFT_TYPES, KNOWN_TYPES, WRAPPED_TYPES
+from drafttrace.compare.audit.said_in_vain import garbled_fields, rope_fields, rope_pairs
 from drafttrace.compare.draft_config import DraftConfig
 
 _OBJECTS = frozenset(
@@ -49,12 +50,27 @@ _NOT_PLAIN = frozenset(
 _OTHER_CLASSES = ("modeling_deepseekocr.DeepseekOCRForCausalLM", "modeling_deepseekocr2.DeepseekOCR2ForCausalLM")
 """What ``auto_map`` may name that SGLang takes for another model than the ``model_type`` says."""
 _FACTOR = ("factor",)
+_LONG = ("short_factor", "long_factor")
+_LONG_KINDS = ("longrope", "su")
+_ROPE_OBJECTS = frozenset({"rope_scaling", "rope_parameters"})
 _ROPES: Mapping[str, tuple[str, ...]] = {
-    "default": (), "linear": _FACTOR, "dynamic": _FACTOR, "yarn": _FACTOR, "deepseek_yarn": _FACTOR,
+    "default": (), "linear": _FACTOR, "dynamic": _FACTOR, "yarn": _FACTOR, "deepseek_yarn": _FACTOR, "longrope": _LONG,
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "mrope": ("mrope_section",), "su": _LONG,
 }  # fmt: skip
 """Rope scalings, and the fields without which the config class refuses them."""
-_ABOVE_ZERO = frozenset({"hidden_size", "intermediate_size", "vocab_size", "num_key_value_heads", "head_dim"})
+_ROPE_TYPES: Mapping[str, frozenset[str]] = {
+    "mrope": frozenset({"qwen2_5_vl", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text"}),
+    "su": frozenset({"phi3"}),
+    "longrope": frozenset({"llama", "phi3", "qwen2", "qwen3"}),
+}
+"""Scalings that only some types take. Phi-3 takes no others at all."""
+_ABOVE_ZERO = frozenset(
+    {
+        "hidden_size", "intermediate_size", "vocab_size", "num_key_value_heads", "head_dim", "no_rope_layer_interval",
+        "interleave_moe_layer_step", "sliding_window_pattern", "full_attention_interval", "index_topk_freq",
+    }
+)  # fmt: skip
 _LISTS = frozenset(
     {
         "architectures",
@@ -71,7 +87,7 @@ def unusual_draft(draft: DraftConfig) -> tuple[str, ...]:
     """Keys of a draft's config that SGLang should be asked about."""
     config = draft.raw
     found = list(_unusual(config))
-    if str(config.get("model_type")) not in PLAIN_TYPES:
+    if str(config.get("model_type")) not in DRAFT_TYPES:
         found.append("model_type")
     if draft.rope.conflict is not None:
         found.append("rope_scaling")
@@ -91,25 +107,25 @@ def unusual_target(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Keys of a target's config that SGLang should be asked about; those of its language model dotted."""
     text, kind = config.get("text_config"), str(config.get("model_type"))
     if isinstance(text, Mapping) and kind in WRAPPED_TYPES:
-        inner = [*_unusual(text), *(["model_type"] if str(text.get("model_type")) not in PLAIN_TYPES else [])]
+        inner = [
+            *_unusual(text, part=True),
+            *([] if str(text.get("model_type")) in KNOWN_TYPES else ["model_type"]),
+        ]
         outer = [key for key in _unusual(config) if key != "text_config"]
         return tuple(dict.fromkeys([*outer, *(f"text_config.{key}" for key in inner)]))
-    return tuple(dict.fromkeys([*_unusual(config), *(["model_type"] if kind not in PLAIN_TYPES else [])]))
+    return tuple(dict.fromkeys([*_unusual(config), *([] if kind in KNOWN_TYPES else ["model_type"])]))
 
 
-def _unusual(config: Mapping[str, Any]) -> Iterator[str]:
+def _unusual(config: Mapping[str, Any], part: bool = False) -> Iterator[str]:
+    """part: of a model, which need not name its class."""
     yield from (one.key for one in misfits(config))
     if any(isinstance(value := config.get(key), str) and value in RARE_DTYPES for key in ("dtype", "torch_dtype")):
         yield "torch_dtype"
-    rope = rope_fields(config)
-    kind = rope.get("rope_type") or rope.get("type") or "default"
-    needs = _ROPES.get(str(kind))
-    if garbled_fields(config) is not None or (
-        rope and (needs is None or any(rope.get(key) is None for key in needs))
-    ):
+    if garbled_fields(config) is not None or not all(_plain_rope(config, rope) for rope in _ropes(config)):
         yield "rope_scaling"
     names = config.get("architectures")
-    if not (isinstance(names, list) and names and all(isinstance(name, str) for name in names)):
+    listed = isinstance(names, list) and names and all(isinstance(name, str) for name in names)
+    if not (listed or (part and names is None)):
         yield "architectures"
     for key in _ABOVE_ZERO & config.keys():
         if type(config[key]) is int and config[key] <= 0:
@@ -118,19 +134,58 @@ def _unusual(config: Mapping[str, Any]) -> Iterator[str]:
     for key, turned in (("qk_rope_head_dim", config.get("qk_rope_head_dim")), ("head_dim", width)):
         if type(turned) is int and turned % 2:
             yield key
-    llama = config.get("model_type") == "llama"
-    known = str(config.get("model_type")) in PLAIN_TYPES | WRAPPED_TYPES
+    kind = str(config.get("model_type"))
+    known = kind in KNOWN_TYPES | WRAPPED_TYPES
     for key, value in config.items():
-        if key in USUAL_FIELDS:
-            fits, null, _ = USUAL_FIELDS[key]
-            null = null and (key not in NO_NULL or llama)
-            if not (fits(value) or (null and value is None)):
-                yield key
-        elif key == "auto_map":
-            if not (known and _own_code(value)):
-                yield key
-        elif key in _NOT_PLAIN or not (_plain(key, value) or (llama and _free(key, value))):
+        if key == "auto_map":
+            usual = known and _own_code(value)
+        elif key in _NOT_PLAIN:
+            usual = False
+        else:
+            usual = _usual(kind, key, value)
+        if not usual:
             yield key
+
+
+def _usual(kind: str, key: str, value: Any) -> bool:
+    """Whether a value is nothing to stop at for a class of this type."""
+    taken = takes(kind, key, value)
+    if taken is not None:
+        return taken or key in _ROPE_OBJECTS  # looked at by themselves
+    sources = declared(kind) is not None
+    if key in USUAL_FIELDS:
+        fits, null, _ = USUAL_FIELDS[key]
+        null = null and (key not in NO_NULL or kind == "llama")
+        if fits(value) or (null and value is None):
+            return True
+        return sources and _free(key, value)
+    return _plain(key, value) or ((sources or kind == "llama") and _free(key, value))
+
+
+def _ropes(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The rope parameters: one set, or one for each kind of attention."""
+    rope = rope_fields(config)
+    sets = [part for part in rope.values() if isinstance(part, Mapping)]
+    return sets or [rope]
+
+
+def _plain_rope(config: Mapping[str, Any], rope: Mapping[str, Any]) -> bool:
+    kind, model = rope.get("rope_type") or rope.get("type") or "default", str(config.get("model_type"))
+    needs = _ROPES.get(str(kind))
+    if not rope:
+        return True
+    if (
+        needs is None
+        or any(rope.get(key) is None for key in needs)
+        or model not in _ROPE_TYPES.get(str(kind), {model})
+    ):
+        return False
+    if model == "phi3" and kind not in ("default", *_LONG_KINDS):
+        return False
+    if kind not in _LONG_KINDS:
+        return True
+    pairs = rope_pairs(config, rope)
+    return all(isinstance(rope[key], list) and len(rope[key]) == pairs for key in _LONG)
 
 
 def _own_code(value: Any) -> bool:
@@ -160,18 +215,39 @@ def _divided(hidden: object, heads: object) -> int | None:
 
 _READ = frozenset(
     {
-        "attention_chunk_size", "multi_query", "max_sequence_length", "seq_length", "max_seq_len", "model_max_length",
-        "hc_mult", "id2label", "label2id", "num_labels", "vision_n_layers", "use_ngram_embedding", "engram_layer_ids",
-        "index_topk", "matryoshka_dimensions", "is_matryoshka", "language_model_only", "mlp_layer_types", "sub_configs",
-        "attribute_map", "rope_theta", "partial_rotary_factor", "vision_config", "audio_config", "store_dtype",
+        "add_full_attention_sink_bias", "add_swa_attention_sink_bias", "attention_chunk_size", "attention_other_setting",
+        "attention_projection_layout", "attribute_map", "audio_config", "block_configs", "cli_factor", "compress_ratios",
+        "context_len", "decoder_layers", "encoder_layers", "encoder_only", "engram_layer_ids", "eoa_token_id",
+        "eoa_token_index", "eos_token_id", "first_k_dense_replace", "full_attention_interval", "global_head_dim", "hc_mult",
+        "head_dim", "hybrid_layer_pattern", "id2label", "image_token_id", "image_token_index", "index_head_dim",
+        "index_kpool", "index_kpool_compress", "index_n_heads", "index_skip_topk_offset", "index_topk", "index_topk_freq",
+        "index_topk_pattern", "indexer_types", "is_causal", "is_heterogeneous", "is_hybrid_swa", "is_matryoshka",
+        "kv_n_heads", "label2id", "language_model_only", "language_only", "layer_types", "learnable_sink",
+        "linear_attn_config",
+        "linear_head_dim", "linear_num_heads", "local_layer_ids", "loop_num", "matryoshka_dimensions",
+        "max_position_embeddings", "max_seq_len", "max_sequence_length", "mhc", "mlp_layer_types", "model_max_length",
+        "moe_layer_freq", "mtp_layer_types", "mtp_local_extent", "mtp_local_layer_ids", "mtp_num_experts",
+        "mtp_num_experts_per_tok", "multi_query", "multi_query_group_num", "n_group", "n_head_kv", "name_or_path",
+        "new_decoder_architecture", "ngram_embedding_n", "num_attention_groups", "num_attention_heads",
+        "num_attention_heads_per_layer", "num_experts", "num_experts_per_tok", "num_hidden_layers", "num_indexer_layers",
+        "num_key_value_heads", "num_kv_heads", "num_labels", "num_loops", "num_nextn_predict_layers", "output_attentions",
+        "partial_rotary_factor", "pruned_heads", "quantization_config", "rope_local_base_freq", "rope_parameters",
+        "rope_scaling",
+        "rope_theta", "rotary_dim", "seq_length", "sliding_window", "sliding_window_pattern", "sliding_window_size",
+        "sound_config", "sparse_attention_config", "spatial_merge_size", "store_dtype", "sub_configs", "swa_head_dim",
+        "swa_kv_lora_rank", "swa_num_key_value_heads", "swa_qk_rope_head_dim", "swa_v_head_dim", "topk_group",
+        "use_bidirectional_attention", "use_mla", "use_mla_nope", "use_ngram_embedding", "vision_config",
+        "vision_n_layers", "vision_vocab_size", "vocab_size", "window_size",
     }
 )  # fmt: skip
-"""Keys that no Llama has and that SGLang, or what a config class inherits, reads all the same."""
+"""Keys that SGLang, or what a config class inherits or makes of the rest of a file, reads whatever class has them."""
 
 
 def _free(key: str, value: Any) -> bool:
-    """Whether a key is the file's own: a Llama's class keeps what it does not know, and nobody asks for it."""
-    return key not in _READ and not key.startswith("_") and (value is None or isinstance(value, str))
+    """Whether a key is the file's own: a class keeps what it does not know, and nobody asks for it."""
+    return (
+        key not in _READ and not key.startswith("_") and (value is None or isinstance(value, (str, list, Mapping)))
+    )
 
 
 def _plain(key: str, value: Any) -> bool:

@@ -13,7 +13,7 @@ from drafttrace.compare.audit.asking_sglang import DRAFT, TARGET, Loads, Refusal
 from drafttrace.compare.audit.config_fields import Misfit, meant, misfits
 from drafttrace.compare.audit.installed import installed_version
 from drafttrace.compare.audit.loading_checks import NULL_DEFAULTS, unread, usual_type
-from drafttrace.compare.audit.model_types import SIZED_BY_A_PART, refused_in_a_draft
+from drafttrace.compare.audit.model_types import SIZED_BY_A_PART, knows, refused_in_a_draft
 from drafttrace.compare.audit.plain_configs import unusual_draft, unusual_path, unusual_target
 from drafttrace.compare.audit.said_in_vain import odd_flags
 from drafttrace.compare.audit.sglang_rules import LAST_VERSION
@@ -39,6 +39,8 @@ def ask_where_unusual(subject: Subject) -> tuple[Loads | None, list[str]]:
             key for key in odd[TARGET] if key not in {known for known, _, _ in _known_target(subject.target.raw)}
         ]
         odd[DRAFT] = [key for key in odd[DRAFT] if key not in refused_keys(subject)]
+    if _brings_code(subject.target.raw):
+        odd[TARGET] = []
     for role, place in places.items():
         odd[role] += ["the folder's name"] if unusual_path(place) else []
     said = [f"{join(keys, 4)} of the {role}" for role, keys in odd.items() if keys]
@@ -59,6 +61,9 @@ def refusal_findings(subject: Subject, told: Sequence[Finding]) -> Iterator[Find
     for role, config in ((TARGET, subject.target.raw), (DRAFT, subject.draft.raw)):
         refusal = subject.loads.refusals[role] if subject.loads is not None else None
         if subject.loads is not None and refusal is None:
+            continue
+        if role == TARGET and _brings_code(config):
+            yield _own_code(subject, role, {"role": role})
             continue
         known = _known_target(config) if role == TARGET else _known_draft(subject.draft)
         for key, wrong, line in known:
@@ -170,19 +175,29 @@ def _by_table(subject: Subject, role: str, key: str, wrong: str, line: str, refu
     )
 
 
+def _brings_code(config: Mapping[str, Any]) -> bool:
+    """Whether a config names a class of its own for a type that nobody here knows: SGLang's answer is known, then."""
+    code = config.get("auto_map")
+    return isinstance(code, Mapping) and "AutoConfig" in code and knows(str(config.get("model_type"))) is False
+
+
+def _own_code(subject: Subject, role: str, evidence: Mapping[str, Any]) -> Finding:
+    return note(
+        "fc-not-called",
+        0.6,
+        f"The {role}'s config brings its own code (auto_map), which the audit does not run: SGLang refuses it without "
+        "--trust-remote-code, and what it makes of the config with it is not known.",
+        "Read that code, then start the server with --trust-remote-code; or drop auto_map and write a model_type that "
+        f"SGLang {subject.version} knows.",
+        evidence,
+    )
+
+
 def _by_sglang(subject: Subject, role: str, config: Mapping[str, Any], refusal: Refusal) -> Finding:
     """A refusal that no table foresees, in SGLang's words."""
     evidence = {"role": role, "error": refusal.error, "sglang": refusal.sentence, "keys": list(refusal.keys)}
     if "auto_map" in config and "trust_remote_code" in refusal.message:
-        return note(
-            "fc-not-called",
-            0.6,
-            f"The {role}'s config brings its own code (auto_map), which the audit does not run: SGLang refuses it without "
-            "--trust-remote-code, and what it makes of the config with it is not known.",
-            f"Read that code, then start the server with --trust-remote-code; or drop auto_map and write a model_type that "
-            f"SGLang {subject.version} knows.",
-            evidence,
-        )
+        return _own_code(subject, role, evidence)
     remedy = f"Copy the {role}'s config.json anew from where the model came from, and compare the two."
     if refusal.keys == ("",):
         remedy = (

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from drafttrace.compare.audit.class_defaults import HEAD_DIM, implied_sizes
 from drafttrace.compare.audit.subject import fault, note
 from drafttrace.compare.draft_config import DraftConfig
 from drafttrace.compare.draft_weights import DraftWeights, slots_of_fc
@@ -34,6 +35,20 @@ def rope_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of both spellings, the newer one's last."""
     parts = [config.get(name) for name in _ROPE_FIELDS]
     return {key: value for part in parts if isinstance(part, Mapping) for key, value in part.items()}
+
+
+def rope_pairs(config: Mapping[str, Any], rope: Mapping[str, Any]) -> int | None:
+    """How many pairs of channels of a head turn; None where the config does not say."""
+    heads, hidden = config.get("num_attention_heads"), config.get("hidden_size")
+    width = config.get("head_dim")
+    if width is None and type(heads) is int and type(hidden) is int and heads > 0:
+        width = implied_sizes(config, heads, hidden)[HEAD_DIM]
+    latent = config.get("qk_rope_head_dim") if config.get("kv_lora_rank") is not None else None
+    if latent is not None:
+        return latent // 2 if type(latent) is int else None
+    share = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+    plain = type(width) is int and type(share) in (int, float)
+    return int(width * share) // 2 if plain and width is not None else None
 
 
 def garbled_fields(config: Mapping[str, Any]) -> str | None:

@@ -10,12 +10,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from drafttrace.compare.audit.asking_sglang import DRAFT, TARGET
-from drafttrace.compare.audit.class_defaults import HEAD_DIM, implied_sizes
 from drafttrace.compare.audit.config_fields import Misfit
 from drafttrace.compare.audit.deepseek_checks import DEEPSEEKS, deepseek_misfits
 from drafttrace.compare.audit.loading_checks import usual_type
 from drafttrace.compare.audit.model_types import quantizations
-from drafttrace.compare.audit.said_in_vain import rope_fields
+from drafttrace.compare.audit.said_in_vain import rope_fields, rope_pairs
 from drafttrace.compare.audit.subject import Subject, fault
 from drafttrace.compare.audit.target_config import TEXT_KEYS
 from drafttrace.compare.draft_config import DraftConfig
@@ -91,7 +90,7 @@ def _rope(config: Mapping[str, Any]) -> Iterator[Misfit]:
         yield Misfit("rope_scaling", "of the type 'su', which SGLang does not know", line)
     if kind not in ("longrope", "su"):
         return
-    pairs = _pairs(config, rope)
+    pairs = rope_pairs(config, rope)
     for key in ("short_factor", "long_factor"):
         factors = rope.get(key)
         if pairs is not None and isinstance(factors, list) and len(factors) != pairs:
@@ -99,20 +98,6 @@ def _rope(config: Mapping[str, Any]) -> Iterator[Misfit]:
                 f"with {len(factors)} numbers in {key}, where the {pairs} pairs of channels that turn need one each"
             )
             yield Misfit("rope_scaling", wrong, "Copy the whole rope_scaling of the training config.")
-
-
-def _pairs(config: Mapping[str, Any], rope: Mapping[str, Any]) -> int | None:
-    """How many pairs of channels of a head turn; None where the config does not say."""
-    heads, hidden = config.get("num_attention_heads"), config.get("hidden_size")
-    width = config.get("head_dim")
-    if width is None and type(heads) is int and type(hidden) is int and heads > 0:
-        width = implied_sizes(config, heads, hidden)[HEAD_DIM]
-    latent = config.get("qk_rope_head_dim") if config.get("kv_lora_rank") is not None else None
-    if latent is not None:
-        return latent // 2 if type(latent) is int else None
-    share = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
-    plain = type(width) is int and type(share) in (int, float)
-    return int(width * share) // 2 if plain and width is not None else None
 
 
 def _kinds(draft: DraftConfig) -> Iterator[Misfit]:

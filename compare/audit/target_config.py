@@ -14,6 +14,8 @@ from drafttrace.tracer.checkpoint import read_json
 from drafttrace.tracer.errors import UnreadableFile
 
 _MOST = 2**40
+VOCABULARIES = {"gemma3_text": 262208, "gemma4_text": 262144}
+"""What a config class takes for a missing ``vocab_size``, of types whose public configs leave it out."""
 TEXT_KEYS = ("text_config", "llm_config", "language_config")
 
 
@@ -66,7 +68,7 @@ def parse_target_config(raw: Mapping[str, Any], path: Path) -> TargetConfig:
         model_type=kind,
         layers=_count(text, ("num_hidden_layers", "n_layer"), path, most=MOST_LAYERS),
         hidden_size=hidden,
-        vocab_size=_count(text, ("vocab_size",), path, raw),
+        vocab_size=_count({"vocab_size": VOCABULARIES.get(kind), **text}, ("vocab_size",), path, raw),
         max_positions=int(_number(text.get("max_position_embeddings"), 0.0) or 0),
         rope_theta=_number(theta, None),
         tied=bool(raw.get("tie_word_embeddings", text.get("tie_word_embeddings", False))),

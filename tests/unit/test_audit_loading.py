@@ -104,7 +104,7 @@ def test_null_for_the_width_is_fine_under_the_class_that_asks_for_its_value(tmp_
 def test_an_unknown_model_type_is_a_hint_where_nothing_is_installed_to_ask(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_types, "_folder", lambda package, inside: None)
+    monkeypatch.setattr(model_types, "package_folder", lambda package, inside: None)
     result = audited(tmp_path, specforge(IDS, model_type="newest"))
     assert result.exit_code == 0 and any(
         "'newest' is none that this audit knows" in f.summary for f in result.findings

@@ -110,7 +110,7 @@ def test_the_config_of_a_real_model_is_checked_without_asking_sglang(
         {"auto_map": {"AutoConfig": ["own.Config"]}},
         {"auto_map": {"AutoModel": "modeling_deepseekocr.DeepseekOCRForCausalLM"}},
         {"auto_map": CODE, "model_type": "own"},
-        {"auto_map": CODE, "model_type": "glm4_moe"},
+        {"auto_map": CODE, "model_type": "chatglm"},
         {"id2label": {"a": "b"}},
         {"label2id": {"a": "b"}},
         {"pruned_heads": {"0": [1]}},

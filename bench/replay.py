@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from replay_loop import run_loop
 
-from drafttrace.compare.audit.check import gather
+from drafttrace.compare.audit.gathering import gather
 from drafttrace.compare.replay.loading import Replayer, load_replayer
 from drafttrace.compare.replay.score import run_wirings
 from drafttrace.compare.replay.switches import Switches, switches_of

@@ -19,6 +19,7 @@ _READ_TEXT = """
     target_layer_ids num_aux_hidden_states bias fc_norm use_aux_norm norm_before_fc norm_before_residual norm_output
     attention_bias mlp_bias kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim sliding_window
     layer_types use_sliding_window transformer_layer_config qk_head_dim original_max_position_embeddings
+    intermediate_size_mlp
 """
 _NOT_IN_THE_FORWARD_TEXT = """
     _name_or_path _model_name_or_path _commit_hash transformers_version bos_token_id eos_token_id pad_token_id

@@ -30,6 +30,12 @@ ID_FIELDS = (
 
 SPECULATORS, AUTOMODEL, MODELOPT, SPECFORGE = "speculators", "Automodel", "Model-Optimizer", "SpecForge / EAGLE"
 
+PLAIN_CLASS, MLA_CLASS = "LlamaForCausalLMEagle3", "Eagle3DeepseekV2ForCausalLM"
+"""SGLang's EAGLE-3 draft classes: with plain, and with multi-latent attention."""
+
+TIED_TYPES = frozenset({"cohere", "cohere2", "gemma", "gemma2", "gemma3_text", "gemma4_text", "qwen3_vl_moe_text"})
+"""Types whose config class ties head and embedding where the file does not say."""
+
 _MODELOPT_KEYS = {
     "use_input_layernorm_in_first_layer",
     "use_mtp_layernorm",
@@ -181,7 +187,7 @@ def parse_draft_config(raw: Mapping[str, Any], path: Path) -> DraftConfig:
         max_positions=_positive(flat, "max_position_embeddings", path) or 0,
         vocab_size=_count(flat, "vocab_size", path),
         draft_vocab_size=_positive(flat, "draft_vocab_size", path),
-        tied=bool(flat.get("tie_word_embeddings", False)),
+        tied=bool(flat.get("tie_word_embeddings", str(flat.get("model_type")) in TIED_TYPES)),
         dtype=_text(flat.get("torch_dtype") or flat.get("dtype")),
         layer_ids=found[0] if found else None,
         ids_problem=problem,
@@ -273,8 +279,20 @@ def _rope(flat: Mapping[str, Any], path: Path) -> Rope:
 
 
 def _mla(flat: Mapping[str, Any], path: Path) -> MlaDims | None:
+    """None also where the plain class is named and the sizes are no whole set: it reads none of them, so they are stray."""
     if flat.get("kv_lora_rank") is None:
         return None
+    names = flat.get("architectures")
+    classes = [name for name in names if name in (PLAIN_CLASS, MLA_CLASS)] if isinstance(names, list) else []
+    try:
+        return _latent_sizes(flat, path)
+    except UnreadableFile:
+        if classes[:1] == [PLAIN_CLASS]:
+            return None
+        raise
+
+
+def _latent_sizes(flat: Mapping[str, Any], path: Path) -> MlaDims:
     return MlaDims(
         q_lora_rank=_optional(flat, "q_lora_rank", path) or 0,
         kv_lora_rank=_count(flat, "kv_lora_rank", path),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from drafttrace.compare.draft_config import DraftConfig
 from drafttrace.tracer.checkpoint import Checkpoint, TensorInfo
@@ -43,18 +43,21 @@ def family(names: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True)
 class DraftWeights:
-    """A checkpoint and its tensors by canonical name. ``clashes``: stored names that mean the same tensor."""
+    """A checkpoint and its tensors by canonical name. ``clashes``: stored names that mean the same tensor. ``turned``:
+    canonical names of those that are stored transposed; their shapes are told as they should be."""
 
     checkpoint: Checkpoint
     names: Mapping[str, str]
     clashes: tuple[tuple[str, str], ...]
+    turned: frozenset[str] = frozenset()
 
     def __contains__(self, name: object) -> bool:
         return name in self.names
 
     def info(self, name: str) -> TensorInfo:
         """Header entry of a canonical name. Raises KeyError where it is not there."""
-        return self.checkpoint.info(self.names[name])
+        info = self.checkpoint.info(self.names[name])
+        return replace(info, shape=info.shape[::-1]) if name in self.turned else info
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """Shape of a canonical name; None where it is not there."""

@@ -4,46 +4,50 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from drafttrace.compare.audit.class_tensors import as_loaded
 from drafttrace.compare.audit.config_checks import config_findings
-from drafttrace.compare.audit.conventions import Convention, sglang, sglang_reader, trainer, vllm
+from drafttrace.compare.audit.conventions import Convention
 from drafttrace.compare.audit.copied_weights import copied_findings
-from drafttrace.compare.audit.evidence_checks import IS_EMBEDDING, disputed_slots, dump_findings, dump_wiring
+from drafttrace.compare.audit.evidence_checks import dump_findings
+from drafttrace.compare.audit.first_eagle import first_eagle
 from drafttrace.compare.audit.fix import planned_changes, remarks_on
-from drafttrace.compare.audit.foreign_dumps import is_foreign
-from drafttrace.compare.audit.lost_sizes import read_draft
-from drafttrace.compare.audit.odd_id_checks import whole_ids
+from drafttrace.compare.audit.gathering import Wiring, gather
 from drafttrace.compare.audit.refusal_checks import ask_where_unusual
 from drafttrace.compare.audit.result import CheckResult, ReadingRow
-from drafttrace.compare.audit.roles import refuse_draft_as_target, refuse_no_draft
-from drafttrace.compare.audit.served_class import with_served_class
-from drafttrace.compare.audit.server_checks import live_algorithm, refuse_other_model, server_findings, server_notes
+from drafttrace.compare.audit.server_checks import server_findings, server_notes
 from drafttrace.compare.audit.sglang_rules import ALGORITHMS
 from drafttrace.compare.audit.shard_checks import shard_findings
 from drafttrace.compare.audit.start_checks import start_findings
 from drafttrace.compare.audit.subject import Subject
 from drafttrace.compare.audit.switch_checks import switch_remarks
-from drafttrace.compare.audit.target_config import TargetConfig, read_target_config
 from drafttrace.compare.audit.true_width import with_true_width
-from drafttrace.compare.audit.vocab_checks import decoded_samples, vocabulary_findings, vocabulary_map
-from drafttrace.compare.audit.weight_checks import tensor_reports, weight_findings
+from drafttrace.compare.audit.turned_tensors import with_turned_tensors
+from drafttrace.compare.audit.vocab_checks import (
+    VocabularyMap,
+    decoded_samples,
+    vocabulary_findings,
+    vocabulary_map,
+)
+from drafttrace.compare.audit.weight_checks import TensorReport, tensor_reports, weight_findings
 from drafttrace.compare.audit.wiring_checks import wiring_findings
-from drafttrace.compare.draft_config import DraftConfig
-from drafttrace.compare.draft_weights import DraftWeights, draft_weights
 from drafttrace.compare.result import Finding
-from drafttrace.tracer.boundary import check_wiring, wiring_name
+from drafttrace.tracer.boundary import wiring_name
 from drafttrace.tracer.capture import Capture
-from drafttrace.tracer.checkpoint import Checkpoint, open_checkpoint
-from drafttrace.tracer.errors import DrafttraceError, UnreadableFile
-from drafttrace.tracer.hub_cache import model_folder
-from drafttrace.tracer.part_names import EMBED, stored_name
+from drafttrace.tracer.errors import DrafttraceError
 
-Wiring = tuple[tuple[int | None, ...], tuple[str, ...]]
-"""The boundary of every slot of a dump, and how each is known."""
+
+@dataclass(frozen=True)
+class _Judged:
+    """What the checks say. subject: with what the findings say once taken as right. fix: what ``--fix`` would write."""
+
+    subject: Subject
+    findings: tuple[Finding, ...]
+    fix: Mapping[str, Any]
+    reports: tuple[TensorReport, ...]
+    vocabulary: VocabularyMap | None
 
 
 def check(
@@ -72,30 +76,58 @@ def check(
         )
     dumps = [dump] if isinstance(dump, Capture) else list(dump or ())
     subject, notes, hows = gather(target_dir, draft_dir, dumps, url_health, sglang_version, trained, algorithm)
-    if sglang_version is None and url_health is None:  # else the release may be another one than is installed
+    early = first_eagle(subject)
+    if early is None and sglang_version is None and url_health is None:  # else it may be another release
         loads, said = ask_where_unusual(subject)
         subject, notes = replace(subject, loads=loads), [*notes, *said]
-    notes = [*notes, *switch_remarks(subject.draft)]
-    subject, findings, width = with_true_width(subject)
+    made = _alone(subject, early, hash_weights) if early else _judge(subject, dumps, hows, url_health, hash_weights)
+    notes += switch_remarks(made.subject.draft)
+    if url_health is not None:
+        notes += server_notes(made.subject, url_health)
+    notes += remarks_on(made.subject, made.fix)
+    return _result(made, (target_dir, draft_dir), notes, url_health, began)
+
+
+def _alone(subject: Subject, finding: Finding, hash_weights: bool) -> _Judged:
+    """A draft of another kind: what is said of it holds for everything that does not fit, so nothing else is said."""
+    return _Judged(subject, (finding,), {}, tensor_reports(subject, hash_weights), None)
+
+
+def _judge(
+    subject: Subject,
+    dumps: Sequence[Capture],
+    hows: Sequence[Wiring],
+    health: Mapping[str, Any] | None,
+    hash_weights: bool,
+) -> _Judged:
+    """Every check, one after the other."""
+    subject, findings = with_turned_tensors(subject)
+    subject, wider, width = with_true_width(subject)
+    findings += wider
     reports = tensor_reports(subject, hash_weights)
     vocabulary = vocabulary_map(subject)
     findings += [*wiring_findings(subject), *config_findings(subject)]
     findings += [*shard_findings(subject), *weight_findings(subject, reports)]
     findings += [*vocabulary_findings(subject, vocabulary), *copied_findings(subject, vocabulary, hash_weights)]
-    if url_health is None:  # a server that runs did start
+    if health is None:  # a server that runs did start
         findings += start_findings(subject)
     for one, how in zip(dumps, hows, strict=True):
         findings += dump_findings(subject, one, *how)
-    if url_health is not None:
-        findings += server_findings(subject, url_health)
-        notes += server_notes(subject, url_health)
-    live = url_health.get("wiring") if url_health is not None else None
+    if health is not None:
+        findings += server_findings(subject, health)
+    return _Judged(subject, tuple(_ordered(findings)), {**width, **planned_changes(subject)}, reports, vocabulary)
+
+
+def _result(
+    made: _Judged, folders: tuple[Path, Path], notes: Sequence[str], health: Mapping[str, Any] | None, began: float
+) -> CheckResult:
+    """folders: of target and draft, as they were given."""
+    subject = made.subject
+    live = health.get("wiring") if health is not None else None
     boundaries = live.get("boundaries") if isinstance(live, dict) else None
-    changes = {**width, **planned_changes(subject)}
-    notes += remarks_on(subject, changes)
     return CheckResult(
-        target=str(target_dir),
-        draft=str(draft_dir),
+        target=str(folders[0]),
+        draft=str(folders[1]),
         target_class=subject.target.architecture,
         draft_class=subject.draft.architecture,
         project=subject.draft.project,
@@ -107,139 +139,13 @@ def check(
         wanted=subject.trained,
         wanted_by=subject.trained_by,
         live=tuple(boundaries) if isinstance(boundaries, list) else None,
-        findings=tuple(_ordered(findings)),
-        tensors=reports,
-        vocabulary=decoded_samples(subject, vocabulary),
+        findings=made.findings,
+        tensors=made.reports,
+        vocabulary=decoded_samples(subject, made.vocabulary),
         notes=tuple(notes),
-        fix=changes,
+        fix=made.fix,
         seconds=time.perf_counter() - began,
     )
-
-
-def gather(
-    target_dir: Path,
-    draft_dir: Path,
-    dumps: Sequence[Capture] = (),
-    health: Mapping[str, Any] | None = None,
-    version: str | None = None,
-    trained: Sequence[int] | None = None,
-    algorithm: str | None = None,
-) -> tuple[Subject, list[str], list[Wiring]]:
-    """What is audited, remarks about it, and every dump's wiring with how each boundary of it is known.
-
-    Arguments and errors as :func:`check`.
-    """
-    given = {"target": target_dir, "draft": draft_dir}
-    target_dir, draft_dir = model_folder(target_dir, "target"), model_folder(draft_dir, "draft")
-    notes = [
-        f"The {role} '{given[role]}' is {folder} of the hub cache."
-        for role, folder in (("target", target_dir), ("draft", draft_dir))
-        if folder != given[role]
-    ]
-    target = read_target_config(target_dir)
-    refuse_draft_as_target(target, draft_dir)
-    draft = with_served_class(whole_ids(read_draft(draft_dir)))
-    weights = as_loaded(draft_weights(open_checkpoint(draft_dir)), draft)
-    refuse_no_draft(draft, weights)
-    if health is not None:
-        refuse_other_model(target, health)
-    if trained is not None:
-        _refuse_wrong_trained(trained, target, draft, weights)
-    target_weights = _target_weights(target_dir, notes)
-    if version is None and health is not None and isinstance(health.get("sglang_version"), str):
-        version = health["sglang_version"]
-    try:
-        reader = sglang_reader(target, version)
-    except ValueError as error:
-        raise DrafttraceError(f"--sglang-version: {error}.") from None
-    by, wiring = "", tuple(trained) if trained is not None else None
-    if wiring is not None:
-        by = "given by --trained"
-    hows = [_wiring_of(dump, target_weights, target.embed_scale) for dump in dumps]
-    by_value, own = None, [k for k, one in enumerate(dumps) if not is_foreign(one, target, draft, weights)]
-    if wiring is None and own:
-        wiring, by = _agreed([dumps[k] for k in own], [hows[k] for k in own], notes)
-        beyond = [k for k in wiring or () if k > target.layers]
-        if beyond:
-            raise DrafttraceError(
-                f"The slots of {by} are {wiring_name(wiring or ())}, but the target has {target.layers} layers and no "
-                f"B{beyond[0]}; give the target that the dump was made with, or its slots with --boundaries."
-            )
-        by_value = tuple(i for i, how in enumerate(hows[own[0]][1]) if how == IS_EMBEDDING)
-    disputed = trained is not None and any(disputed_slots(trained, hows[k][1]) for k in own)
-    n = target.layers
-    readings: tuple[Convention, ...] = (trainer(draft, n), vllm(draft, n), sglang(draft, n, reader))
-    algorithm = algorithm or live_algorithm(health)
-    subject = Subject(
-        target, draft, target_weights, weights, reader, readings, wiring, by, algorithm, by_value, disputed
-    )
-    return subject, notes, hows
-
-
-def _refuse_wrong_trained(
-    trained: Sequence[int], target: TargetConfig, draft: DraftConfig, weights: DraftWeights
-) -> None:
-    """The rule of ``serve --wiring``. A draft of another target's width has its own fault, so its fc does not count."""
-    shape = weights.shape("fc.weight")
-    fits = shape is not None and len(shape) == 2 and draft.slot_width == target.hidden_size
-    width = shape[1] if fits and shape is not None else None
-    check_wiring(trained, n=target.layers, hidden=target.hidden_size, width=width, option="--trained")
-
-
-def _wiring_of(dump: Capture, target: Checkpoint | None, scale: float) -> Wiring:
-    if dump.format.startswith("drafttrace.trace"):
-        raise DrafttraceError(
-            f"{dump.path} is a trace of a server, not a training dump, so it says what is served and not what was "
-            "trained; give the dump, or compare the two with drafttrace diff."
-        )
-    return dump_wiring(dump, target, scale)
-
-
-def _agreed(
-    dumps: Sequence[Capture], hows: Sequence[Wiring], notes: list[str]
-) -> tuple[tuple[int, ...] | None, str]:
-    """The wiring that the samples of a dump agree on, and what says so; None where they do not name one."""
-    name = f"the dump {Path(dumps[0].path).name}"
-    if len(dumps) > 1:
-        one_file = len({dump.path for dump in dumps}) == 1
-        names = [f"#{dump.sample}" if one_file else Path(dump.path).name for dump in dumps]
-        name = f"samples {', '.join(names)} of the dump"
-        notes.append(f"{name[:1].upper()}{name[1:]} were read; --dump PATH#i reads another one.")
-    read = {how[0] for how in hows}
-    if len(read) > 1:
-        shown = " and ".join(sorted(wiring_name(one) for one in read))
-        notes.append(
-            f"The samples of the dump do not agree on its slots: {shown}. The served wiring was not compared with it; "
-            "look at one of them with --dump PATH#i."
-        )
-        return None, ""
-    (found,) = read
-    known = tuple(k for k in found if k is not None)
-    if found and len(known) == len(found):
-        return known, name
-    notes.append(
-        f"The dump's slots are {wiring_name(found)}: it does not say which boundaries training used in every slot, so the "
-        "served wiring was compared only with what its rows prove (drafttrace diff against a trace, or drafttrace replay "
-        "--search, finds out by value)."
-    )
-    return None, ""
-
-
-def _target_weights(folder: Path, notes: list[str]) -> Checkpoint | None:
-    """The target's checkpoint. A folder without weights is fine for an audit; a damaged one is not."""
-    if not any(folder.glob("*.safetensors*")) and not any(folder.glob("pytorch_model*")):
-        notes.append("The target folder has no weights: embedding and head were not compared.")
-        return None
-    try:
-        found = open_checkpoint(folder)
-    except UnreadableFile as error:
-        raise UnreadableFile(f"The target's weights: {error}") from error
-    if stored_name(found, EMBED) is None:
-        notes.append(
-            f"The target's weights ({len(found)} tensors) have no embedding by any known name: embedding and head were not "
-            "compared."
-        )
-    return found
 
 
 def _row(reading: Convention) -> ReadingRow:

@@ -8,18 +8,20 @@ from typing import Any
 from drafttrace.compare.audit.format_checks import format_findings
 from drafttrace.compare.audit.forward_checks import forward_findings
 from drafttrace.compare.audit.loading_checks import loading_findings
-from drafttrace.compare.audit.mla_checks import MLA_CLASS, PLAIN_CLASS
+from drafttrace.compare.audit.mla_checks import MLA_CLASS, PLAIN_CLASS, mla_findings
 from drafttrace.compare.audit.refusal_checks import refusal_findings, refused_keys
 from drafttrace.compare.audit.rope_checks import rope_findings
 from drafttrace.compare.audit.said_in_vain import odd_flags, odd_layer_types, unused_window
 from drafttrace.compare.audit.sglang_rules import honoured
+from drafttrace.compare.audit.start_checks import start_findings
 from drafttrace.compare.audit.subject import NEEDS, Subject, fault, note
 from drafttrace.compare.audit.switch_checks import switch_findings
 from drafttrace.compare.audit.tokenizer_checks import tokenizer_findings
 from drafttrace.compare.draft_config import NESTED, SPECFORGE, DraftConfig
 from drafttrace.compare.draft_weights import matrix_shape
 from drafttrace.compare.odd_ids import short_value
-from drafttrace.compare.result import Finding
+from drafttrace.compare.result import FAULT, Finding
+from drafttrace.tracer.counted import counted
 
 EAGLE3_CLASSES = (PLAIN_CLASS, MLA_CLASS)
 _POSITIONS = {"llama": 2048, "kimi_k2": 4096, "deepseek_v3": 4096}
@@ -31,6 +33,14 @@ def config_findings(subject: Subject) -> Iterator[Finding]:
     found = list(_by_the_files(subject))
     yield from found
     yield from refusal_findings(subject, found)
+
+
+def starting_faults(subject: Subject) -> Iterator[Finding]:
+    """What keeps a server from starting with these configs, or makes it build another model than they describe."""
+    found = [*_class(subject), *loading_findings(subject), *forward_findings(subject), *mla_findings(subject)]
+    told = [*found, *odd_flags(subject.draft, subject.draft_weights)]
+    found += [*refusal_findings(subject, told), *start_findings(subject)]
+    yield from (one for one in found if one.severity == FAULT)
 
 
 def _by_the_files(subject: Subject) -> Iterator[Finding]:
@@ -97,19 +107,20 @@ def _fc(subject: Subject) -> Iterator[Finding]:
             "Check target_hidden_size in the draft's config against the target that the draft was trained on.",
             {"fc": list(shape), "slot_width": draft.slot_width},
         )
-    elif served and slots != len(served):
+    elif served and len(served) != slots != len(subject.served.ids or ()) and shape[1] != draft.hidden_size:
+        # else lost ids, or the one slot for which fc is skipped, is the cause, and is said
         yield fault(
             "slot-count",
             0.95,
-            f"fc reads {slots} slots of {draft.slot_width}, {subject.served.who} hands over {len(served)}.",
-            f"List {slots} ids in eagle_config.eagle_aux_hidden_state_layer_ids.",
+            f"fc reads {counted(slots, 'slot')} of {draft.slot_width}, {subject.served.who} hands over {len(served)}.",
+            f"List {counted(slots, 'id')} in eagle_config.eagle_aux_hidden_state_layer_ids.",
             {"fc_slots": slots, "served": len(served)},
         )
     if draft.num_aux is not None and slots is not None and draft.num_aux != slots:
         yield fault(
             "slot-count",
             0.9,
-            f"num_aux_hidden_states is {draft.num_aux}, fc reads {slots} slots.",
+            f"num_aux_hidden_states is {draft.num_aux}, fc reads {counted(slots, 'slot')}.",
             f'"num_aux_hidden_states": {slots}',
             {"num_aux_hidden_states": draft.num_aux, "fc_slots": slots},
         )
@@ -132,7 +143,8 @@ def _graph_buffer(subject: Subject) -> Iterator[Finding]:
         yield note(
             "stale-rows",
             0.7,
-            f"Under CUDA graphs the draft would read a buffer of {buffer} columns ({slots} slots of {draft.slot_width}), "
+            f"Under CUDA graphs the draft would read a buffer of {buffer} columns ({counted(slots, 'slot')} of "
+            f"{draft.slot_width}), "
             f"the target hands over {handed}: SGLang then skips the copy without a word and the draft runs on old rows.",
             f"{_as_many_slots(subject)} Until then start the server without CUDA graphs (--disable-cuda-graph), which "
             "turns the silence into an error.",
@@ -303,13 +315,14 @@ def _vocabulary(subject: Subject) -> Iterator[Finding]:
             f'"vocab_size": {target.vocab_size}, if both use the same tokenizer; draft_vocab_size is the pruned one.',
             {"draft": draft.vocab_size, "target": target.vocab_size},
         )
-    pruned = draft.draft_vocab_size
+    pruned, head = draft.draft_vocab_size, matrix_shape(subject.draft_weights, "lm_head.weight")
+    fits = head[0] if head is not None and head[0] <= draft.vocab_size else f"{draft.vocab_size} or less"
     if pruned is not None and pruned > draft.vocab_size:
         yield fault(
             "vocab-map-range",
             0.95,
             f"draft_vocab_size {pruned} is larger than vocab_size {draft.vocab_size}.",
-            f'"draft_vocab_size": {draft.vocab_size} or less',
+            f'"draft_vocab_size": {fits}',
             {"draft_vocab_size": pruned, "vocab_size": draft.vocab_size},
         )
     yield from tied_head(subject)

@@ -12,11 +12,10 @@ from dataclasses import dataclass, replace
 
 from drafttrace.compare.audit.attention_sizes import attention_sizes, nearest, pasted
 from drafttrace.compare.audit.subject import Subject, fault
-from drafttrace.compare.draft_config import DraftConfig
+from drafttrace.compare.draft_config import MLA_CLASS, PLAIN_CLASS, DraftConfig
 from drafttrace.compare.draft_weights import expected_shapes, split_fused
 from drafttrace.compare.result import Finding
 
-PLAIN_CLASS, MLA_CLASS = "LlamaForCausalLMEagle3", "Eagle3DeepseekV2ForCausalLM"
 ATTENTION = ".self_attn."
 _LATENT, _PLAIN = "layers.0.self_attn.kv_a_proj_with_mqa.weight", "layers.0.self_attn.k_proj.weight"
 _LATENT_PARTS = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")

@@ -70,7 +70,9 @@ class Shapes:
         stored, asked = self.wrong()[name]
         info = self.weights.info(name)
         export = f"export '{info.name}' again as {list(asked)}"
-        if len(stored) != len(asked) or 0 in stored:
+        if 0 in stored:
+            return f"{export[0].upper()}{export[1:]}: the stored one is empty."
+        if len(stored) != len(asked):
             return (
                 f"{export[0].upper()}{export[1:]}: it has to be of {len(asked)} dimension{'s'[: len(asked) > 1]}."
             )

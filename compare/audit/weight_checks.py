@@ -131,14 +131,7 @@ def _missing_and_wrong(subject: Subject) -> Iterator[Finding]:
                 f"{_files(subject)}.",
                 {"tensor": name, "shape": list(shape)},
             )
-    shapes = shapes_of(subject)
-    lost = (
-        refused(subject) and subject.draft.mla is None
-    )  # the latent sizes are read off these tensors, all at once
-    differing = [name for name in shapes.wrong() if not ((other or lost) and ATTENTION in name)]
-    if quantized:  # several values are packed into one integer
-        differing = [name for name in differing if shapes.weights.info(name).float_dtype is not None]
-    yield from _wrong_shapes(shapes, [name for name in differing if name not in (HEAD_WEIGHT, D2T)])
+    yield from shape_findings(subject)
     for first, second in subject.draft_weights.clashes:
         yield fault(
             "weights-replaced",
@@ -147,6 +140,18 @@ def _missing_and_wrong(subject: Subject) -> Iterator[Finding]:
             f"Remove the stale one, '{first}' or '{second}'.",
             {"tensors": [first, second]},
         )
+
+
+def shape_findings(subject: Subject) -> Iterator[Finding]:
+    """Every tensor of another shape than the class builds, head and map left out."""
+    shapes, other = shapes_of(subject), other_attention(subject) is not None
+    lost = (
+        refused(subject) and subject.draft.mla is None
+    )  # the latent sizes are read off these tensors, all at once
+    differing = [name for name in shapes.wrong() if not ((other or lost) and ATTENTION in name)]
+    if is_quantized(subject.draft):  # several values are packed into one integer
+        differing = [name for name in differing if shapes.weights.info(name).float_dtype is not None]
+    yield from _wrong_shapes(shapes, [name for name in differing if name not in (HEAD_WEIGHT, D2T)])
 
 
 def _wrong_shapes(shapes: Shapes, names: Sequence[str]) -> Iterator[Finding]:
@@ -227,15 +232,9 @@ def _head_and_embedding(subject: Subject) -> Iterator[Finding]:
     if head is None and HEAD_WEIGHT in subject.draft_weights:
         yield _wrong_shape(shapes, HEAD_WEIGHT, 0.95)
         return
-    if head is None and draft.draft_vocab_size is not None and not draft.tied:
-        yield fault(
-            "weights-missing",
-            0.95,
-            f"The checkpoint has no lm_head and draft_vocab_size is {draft.draft_vocab_size}, so SGLang serves a head of "
-            "random weights.",
-            'Export lm_head.weight with the draft, or write "draft_vocab_size": null so that the target\'s head is shared.',
-            {"tensor": "lm_head.weight", "draft_vocab_size": draft.draft_vocab_size},
-        )
+    headless = headless_finding(subject)
+    if headless is not None:
+        yield headless
     elif head is not None and draft.draft_vocab_size is None and not draft.tied:
         yield fault(
             "weights-replaced",
@@ -252,6 +251,21 @@ def _head_and_embedding(subject: Subject) -> Iterator[Finding]:
     elif head is not None and not draft.tied and HEAD_WEIGHT in shapes.wrong():
         yield _wrong_shape(shapes, HEAD_WEIGHT, 0.95)
     yield from _own_embedding(subject)
+
+
+def headless_finding(subject: Subject) -> Finding | None:
+    """That the class builds a head which nothing fills; None where it shares one, or the checkpoint has one."""
+    draft = subject.draft
+    if HEAD_WEIGHT in subject.draft_weights or draft.draft_vocab_size is None or draft.tied:
+        return None
+    return fault(
+        "weights-missing",
+        0.95,
+        f"The checkpoint has no lm_head and draft_vocab_size is {draft.draft_vocab_size}, so SGLang serves a head of "
+        "random weights.",
+        'Export lm_head.weight with the draft, or write "draft_vocab_size": null so that the target\'s head is shared.',
+        {"tensor": HEAD_WEIGHT, "draft_vocab_size": draft.draft_vocab_size},
+    )
 
 
 def _own_embedding(subject: Subject) -> Iterator[Finding]:

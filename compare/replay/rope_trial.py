@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from drafttrace.compare.audit.check import gather
+from drafttrace.compare.audit.gathering import gather
 from drafttrace.compare.replay.live import compare_live
 from drafttrace.compare.replay.loading import Replayer
 from drafttrace.compare.replay.model import DraftModel

@@ -11,8 +11,9 @@ from audit_folders import HIDDEN, VOCAB, draft_tensors, mla, mla_tensors, specfo
 
 from drafttrace.compare.audit.check import check
 from drafttrace.compare.audit.class_defaults import _HEAD_DIM, _KV_HEADS, _LATENT, implied_sizes
-from drafttrace.compare.audit.model_types import COMMON
+from drafttrace.compare.audit.model_types import COMMON, KNOWN_TYPES
 from drafttrace.compare.audit.result import CheckResult
+from drafttrace.compare.draft_config import TIED_TYPES
 
 CANONICAL = [1, 15, 28]
 SIZES = {"hidden_size": 128, "num_attention_heads": 4, "num_hidden_layers": 1, "intermediate_size": 256}
@@ -41,6 +42,16 @@ def test_the_numbers_are_those_of_the_installed_classes(kind: str) -> None:
     assert (getattr(made, "head_dim", None) or 32) == implied["head_dim"]
     for key, value in _LATENT.items():
         assert getattr(made, key, value) == value
+
+
+@pytest.mark.parametrize("kind", sorted(COMMON | KNOWN_TYPES | TIED_TYPES))
+def test_the_types_that_tie_their_head_are_those_of_the_installed_classes(kind: str) -> None:
+    auto = pytest.importorskip("transformers").AutoConfig
+    try:
+        made = auto.for_model(kind)
+    except ValueError:
+        pytest.skip("no type of this transformers (SGLang brings kimi_k2 itself)")
+    assert bool(getattr(made, "tie_word_embeddings", False)) == (kind in TIED_TYPES)
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def attending(world: World, scale: float = 2.0) -> World:
         tensors[f"midlayer.self_attn.{part}_proj.weight"] *= 3.0
     save_file(tensors, path)
     tokens = world.tokens
-    from drafttrace.compare.audit.check import gather
+    from drafttrace.compare.audit.gathering import gather
     from drafttrace.compare.replay.packs import Pack
     from drafttrace.compare.replay.prepare import open_bench
 

@@ -8,14 +8,16 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from drafttrace.compare.audit.config_checks import skipped_fc, tied_head
+from drafttrace.compare.audit.config_checks import skipped_fc, starting_faults, tied_head
 from drafttrace.compare.audit.layer_checks import layer_findings
 from drafttrace.compare.audit.mla_checks import class_findings
 from drafttrace.compare.audit.name_checks import name_findings
 from drafttrace.compare.audit.odd_id_checks import odd_id_findings
+from drafttrace.compare.audit.quantized import quantization_findings
 from drafttrace.compare.audit.rope_checks import rope_differences
 from drafttrace.compare.audit.said_in_vain import odd_flags, odd_layer_types, unused_window
 from drafttrace.compare.audit.subject import Subject
+from drafttrace.compare.audit.unused_checks import unused_findings
 from drafttrace.compare.audit.vocab_checks import vocabulary_findings, vocabulary_map
 from drafttrace.compare.audit.weight_checks import NOT_FINITE, TensorReport, tensor_reports, weight_findings
 from drafttrace.compare.draft_weights import split_fused
@@ -24,16 +26,23 @@ from drafttrace.compare.replay.ranking import significant
 from drafttrace.compare.replay.result import VariantRow
 from drafttrace.compare.result import FAULT, NOTE, Finding
 
-EMBEDDING = "embed_tokens.weight"
+EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 _WEIGHTS = ("nan-inf", "weights-replaced")
 """Of the weights; those that are missing keep a replay from starting, and what a zero costs it tells by its numbers."""
 _MAPS = ("vocab-map-missing", "vocab-map-range")
 """Of the vocabulary map; whether it holds offsets or ids a replay tells by its numbers."""
 
 
-def audited_findings(subject: Subject, replayer: Replayer, rope: VariantRow | None) -> Iterator[Finding]:
-    """Faults and hints about config and weights. rope: what the server's rope gives in the trainer's place, if tried."""
+def audited_findings(
+    subject: Subject, replayer: Replayer, rope: VariantRow | None, *, running: bool
+) -> Iterator[Finding]:
+    """Faults and hints about config and weights. rope: what the server's rope gives in the trainer's place, if tried.
+    running: a server was seen to run this draft, so that nothing kept it from starting."""
     draft = subject.draft
+    if not running:
+        yield from starting_faults(subject)
+    yield from quantization_findings(subject)
+    yield from _unread(subject, replayer)
     yield from unused_window(draft)
     yield from odd_layer_types(draft)
     yield from odd_flags(draft, subject.draft_weights)
@@ -44,6 +53,23 @@ def audited_findings(subject: Subject, replayer: Replayer, rope: VariantRow | No
     for found in rope_differences(draft):
         yield _measured(found, rope) if rope is not None and "apart" in found.evidence else found
     yield from _of_the_weights(subject, replayer)
+
+
+def _unread(subject: Subject, replayer: Replayer) -> Iterator[Finding]:
+    """Tensors that the server drops, and what this replay does with them. What a norm before fc is worth it measures."""
+    for found in unused_findings(subject):
+        if "flag" in found.evidence:
+            continue
+        names = {
+            subject.draft_weights.names[name] for name in replayer.unserved if name in subject.draft_weights.names
+        }
+        added = names & set(found.evidence.get("tensors", ()))
+        said = (
+            "The replay adds them as training did, and leaves them out where it runs the draft as served."
+            if added
+            else "The replay leaves them out, too, so where training used them its numbers are another model's."
+        )
+        yield replace(found, summary=f"{found.summary} {said}")
 
 
 def _measured(found: Finding, rope: VariantRow) -> Finding:
@@ -71,7 +97,8 @@ def _of_the_weights(subject: Subject, replayer: Replayer) -> Iterator[Finding]:
     yield from tied_head(subject)
     reports = [_looked_over(report, subject, replayer) for report in tensor_reports(subject, hash_weights=False)]
     for found in weight_findings(subject, tuple(reports)):
-        if found.severity == FAULT and found.id in _WEIGHTS and found.evidence.get("tensor") != EMBEDDING:
+        of = found.evidence.get("tensor")
+        if found.severity == FAULT and ((found.id in _WEIGHTS and of != EMBEDDING) or of == HEAD):
             yield found
     yield from (f for f in vocabulary_findings(subject, vocabulary_map(subject)) if f.id in _MAPS)
 

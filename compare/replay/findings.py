@@ -309,7 +309,12 @@ def _shares(score: WiringScore, step: int) -> float:
     return one.token_top1 if one.target_top1 is None else one.target_top1
 
 
-_IGNORED = {"norm": "norm-missing", "windows": "window-mismatch", "rope": "rope-mismatch"}
+_IGNORED = {
+    "norm": "norm-missing",
+    "windows": "window-mismatch",
+    "rope": "rope-mismatch",
+    "biases": "weights-unused",
+}
 """Parts of switches' names, and what is wrong where a server runs the draft without them, or otherwise."""
 
 

@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from drafttrace.compare.audit.mla_checks import as_served
-from drafttrace.compare.draft_config import DraftConfig
+from drafttrace.compare.audit.class_tensors import as_built, draft_class
+from drafttrace.compare.draft_config import MLA_CLASS, PLAIN_CLASS, DraftConfig
 from drafttrace.compare.draft_weights import (
-    VOCABULARY_MAPS,
     DraftWeights,
     expected_shapes,
     slots_of_fc,
     split_fused,
 )
-from drafttrace.compare.replay.model import DraftModel, Reading
+from drafttrace.compare.replay.model import UNSERVED, DraftModel, Reading
 from drafttrace.compare.replay.products import linear
 from drafttrace.compare.replay.switches import ABSOLUTE, OWN, Switches
 from drafttrace.compare.target_parts import TargetParts
@@ -37,8 +36,7 @@ if TYPE_CHECKING:
 class Replayer:
     """A loaded draft with what it needs of its target.
 
-    unread: tensors of the checkpoint that the forward leaves out, as SGLang does, because the config does not ask for
-    them. unserved: biases that the config asks for and SGLang's draft classes do not have.
+    unserved: biases that the config asks for and SGLang's draft classes do not have, by canonical name.
     """
 
     config: DraftConfig
@@ -46,7 +44,6 @@ class Replayer:
     parts: TargetParts
     model: DraftModel
     d2t: Ints | None
-    unread: tuple[str, ...] = ()
     unserved: tuple[str, ...] = ()
 
     @property
@@ -142,7 +139,7 @@ def load_replayer(config: DraftConfig, weights: DraftWeights, parts: TargetParts
             )
     _check_embedding(config, weights, parts)
     if "lm_head.weight" not in loaded:
-        loaded["lm_head.weight"] = _shared_head(config, parts)
+        loaded["lm_head.weight"] = _shared_head(config, weights, parts)
     head = tuple(loaded["lm_head.weight"].shape)
     if len(head) != 2 or head[0] == 0 or head[1] != config.hidden_size:
         raise UnreadableFile(
@@ -157,20 +154,21 @@ def load_replayer(config: DraftConfig, weights: DraftWeights, parts: TargetParts
         parts,
         DraftModel(config, loaded, slots, longest),
         d2t,
-        unread=_unread(weights, shapes),
-        unserved=tuple(name for name in shapes if name.endswith(_UNSERVED)),
+        unserved=tuple(name for name in shapes if name.endswith(UNSERVED)),
     )
 
 
 def with_its_attention(config: DraftConfig, weights: DraftWeights) -> DraftConfig:
-    """The config with the attention that the weights are for; where they are for both, that of the class that it names.
+    """The config as the server's class builds it, with the attention that the weights are for; where they are for both,
+    with that of the class that it names.
 
     Sizes of multi-latent attention in a config (the target's, often) make no draft a multi-latent one.
     """
     have = {part for name in weights.names for part in split_fused(name)}
     if PLAIN_KEYS in have and LATENT_KEYS not in have:
-        return replace(config, mla=None)
-    return as_served(config) if PLAIN_KEYS in have else config
+        built = as_built(replace(config, architecture=PLAIN_CLASS, mla=None))
+        return replace(built, architecture=config.architecture)
+    return as_built(config) if PLAIN_KEYS in have or draft_class(config) == MLA_CLASS else config
 
 
 def _with_stored_biases(config: DraftConfig, weights: DraftWeights) -> DraftConfig:
@@ -182,8 +180,6 @@ def _with_stored_biases(config: DraftConfig, weights: DraftWeights) -> DraftConf
 
 
 _MLP_BIAS = {"gate_proj": "intermediate_size", "up_proj": "intermediate_size", "down_proj": "hidden_size"}
-_UNSERVED = tuple(f"{name}.bias" for name in ("q_proj", "k_proj", "v_proj", *_MLP_BIAS))
-"""SGLang's EAGLE-3 classes build these projections without a bias, whatever the config says (llama_eagle3.py)."""
 
 
 def _read_shapes(config: DraftConfig, slots: int, loaded: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
@@ -201,16 +197,6 @@ def _read_shapes(config: DraftConfig, slots: int, loaded: Mapping[str, torch.Ten
 
 def _if_there(name: str, shape: tuple[int, ...], loaded: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
     return {name: shape} if name in loaded else {}
-
-
-def _unread(weights: DraftWeights, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
-    """Tensors that nothing reads, by canonical name; rope tables are left out, for every config gives them again."""
-    known = {*shapes, *VOCABULARY_MAPS, "lm_head.weight", "embed_tokens.weight"}
-    return tuple(
-        name
-        for name in weights.names
-        if not any(part in known for part in split_fused(name)) and not name.endswith(".inv_freq")
-    )
 
 
 def _map(weights: DraftWeights, rows: int) -> Ints | None:
@@ -238,15 +224,20 @@ def _check_embedding(config: DraftConfig, weights: DraftWeights, parts: TargetPa
         )
 
 
-def _shared_head(config: DraftConfig, parts: TargetParts) -> torch.Tensor:
-    """The target's head for a draft that has none of its own, as SGLang shares it."""
-    rows, width = parts.checkpoint.info(parts.head).shape
+def _shared_head(config: DraftConfig, weights: DraftWeights, parts: TargetParts) -> torch.Tensor:
+    """What SGLang takes for a head that the checkpoint does not have: of a tied draft the embedding, else the target's."""
+    own = weights.names.get("embed_tokens.weight")
+    if config.tied and own is not None:
+        return torch.from_numpy(weights.checkpoint.floats(own))
+    stored = parts.embedding if config.tied else parts.head
+    rows, width = parts.checkpoint.info(stored).shape
+    what = "embedding" if config.tied else "head"
     if config.draft_vocab_size not in (None, rows) or width != config.hidden_size:
         raise UnreadableFile(
-            f"{config.path.parent} has no lm_head.weight, and the target's head [{rows}, {width}] does not fit a draft of "
-            f"draft_vocab_size {config.draft_vocab_size}; export the draft's head."
+            f"{config.path.parent} has no lm_head.weight, and the target's {what} [{rows}, {width}] does not fit a draft "
+            f"of draft_vocab_size {config.draft_vocab_size}; export the draft's head."
         )
-    return torch.from_numpy(parts.checkpoint.floats(parts.head))
+    return torch.from_numpy(parts.checkpoint.floats(stored))
 
 
 def _tensors(weights: DraftWeights) -> dict[str, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""What a replay is made of and should not be silent about: token ids, states that are no numbers, tensors nobody reads."""
+"""What a replay is made of and should not be silent about: token ids, and states that are no numbers."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from drafttrace.compare.audit.subject import fault, note
+from drafttrace.compare.audit.subject import fault
 from drafttrace.compare.replay.texts import Key, Text, key_name
 from drafttrace.compare.result import Finding
 from drafttrace.tracer.errors import NothingToCompare
-
-_MOST_NAMED = 6
 
 
 def token_remarks(text: Text, vocabulary: int) -> list[str]:
@@ -53,30 +51,3 @@ def broken_findings(texts: Sequence[Text], keys: Sequence[Key]) -> Iterator[Find
                 "Dump or record those rows again, and look at what made them with drafttrace inspect.",
                 {"capture": text.name, "state": key_name(key), "rows": count, "first": text.first + first},
             )
-
-
-def unread_findings(unread: Sequence[str], ignored_by_sglang: Sequence[str]) -> Iterator[Finding]:
-    """Tensors that this replay does not read, and biases that it reads and SGLang does not."""
-    if unread:
-        yield note(
-            "weights-unused",
-            0.9,
-            f"The checkpoint holds {_listed(unread)}, which the config does not ask for and SGLang does not read; the "
-            "replay leaves them out, too, so where training used them its numbers are another model's.",
-            "Set the config's switch that belongs to them, or export the draft without them.",
-            {"tensors": list(unread)},
-        )
-    if ignored_by_sglang:
-        yield note(
-            "weights-unused",
-            0.9,
-            f"The config asks for {_listed(ignored_by_sglang)}, and the replay adds them as training did; SGLang's draft "
-            "classes have no such bias and leave them out.",
-            "Train the draft without these biases, or serve it with an engine that adds them.",
-            {"tensors": list(ignored_by_sglang)},
-        )
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return ", ".join(f"'{name}'" for name in names[:_MOST_NAMED]) + more

@@ -32,6 +32,8 @@ _FUSED = {
     "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
 }
 """Projections of one input, computed as one product."""
+UNSERVED = tuple(f"{name}.bias" for name in ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "down_proj"))
+"""SGLang's EAGLE-3 classes build these projections without a bias, whatever the config says (llama_eagle3.py)."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,10 @@ class DraftModel:
         number_format: torch.dtype = torch.float32,
     ) -> None:
         self.config = config
+        served = {name: tensor for name, tensor in weights.items() if not name.endswith(UNSERVED)}
+        self._unbiased: DraftModel | None = None
+        if len(served) < len(weights):
+            self._unbiased = DraftModel(config, served, slots, longest, number_format)
         self._fused, parts = _fused(weights, config.layers)
         self.weights = {**weights, **parts}
         self.slots = slots
@@ -113,6 +119,11 @@ class DraftModel:
     def turned_otherwise(self) -> bool:
         """Whether a server turns positions otherwise than training did."""
         return self._served is not None
+
+    @property
+    def biased_otherwise(self) -> bool:
+        """Whether a server leaves out biases that training added."""
+        return self._unbiased is not None
 
     def rounded(self, number_format: torch.dtype) -> DraftModel:
         """This draft as a server runs it in ``number_format``: weights and results are float32 tensors of such numbers."""
@@ -170,6 +181,8 @@ class DraftModel:
         spans: where each text begins and ends in the rows (default: one text). silent: parts of layers, such as
         ``layers.0.self_attn`` and ``layers.0.mlp``, that put out nothing.
         """
+        if switches.biases == SERVED and self._unbiased is not None:
+            return self._unbiased.steps(state, reading, switches, spans, silent)
         if switches.rope == SERVED and self._served is not None:
             return self._served.steps(state, reading, switches, spans, silent)
         this = replace(self._pass(reading, spans or ((0, state.shape[1]),)), silent=silent)

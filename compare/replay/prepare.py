@@ -10,6 +10,7 @@ from drafttrace.compare.audit.evidence_checks import IS_EMBEDDING, dump_wiring
 from drafttrace.compare.audit.sglang_rules import honoured
 from drafttrace.compare.audit.subject import Subject
 from drafttrace.compare.replay.loading import Replayer, load_replayer
+from drafttrace.compare.replay.not_loaded import refuse_what_no_server_loads
 from drafttrace.compare.replay.result import GIVEN
 from drafttrace.compare.replay.search import Wiring
 from drafttrace.compare.replay.switches import ABSOLUTE, OFFSETS, OWN, SERVED, TARGETS, Switches, switches_of
@@ -17,6 +18,7 @@ from drafttrace.compare.replay.texts import Key, Text, cut_to_sweep, key_name, k
 from drafttrace.compare.target_parts import TargetParts, target_parts
 from drafttrace.tracer.boundary import boundary_name
 from drafttrace.tracer.capture import Capture, Slot
+from drafttrace.tracer.counted import counted
 from drafttrace.tracer.errors import DrafttraceError, NothingToCompare, UnreadableFile
 
 _ALL_ORDERS = 4
@@ -67,12 +69,15 @@ def open_bench(
         cut = [cut_to_sweep(capture, parts, target.layers) for capture in captures]
         texts = tuple(one or text for one, text in zip(cut, whole, strict=True))
     longest = max(len(text.tokens) for text in whole) + steps
+    refuse_what_no_server_loads(subject)
     replayer = load_replayer(subject.draft, subject.draft_weights, parts, longest)
     for text in (*whole, *texts):
         _check_widths(text, replayer)
     served = served_switches(replace(subject, draft=replayer.config), trained, draft_window(captures))
     if replayer.model.turned_otherwise:
         served = replace(served, rope=SERVED)
+    if replayer.model.biased_otherwise:
+        served = replace(served, biases=SERVED)
     return Bench(
         replayer,
         texts,
@@ -93,7 +98,8 @@ def name_slots(subject: Subject, captures: Sequence[Capture], slots_are: Sequenc
     for capture in captures:
         if slots_are is not None and len(slots_are) != len(capture.slots):
             raise DrafttraceError(
-                f"{capture.path} has {len(capture.slots)} slots, {keys_name(list(slots_are))} names {len(slots_are)}; "
+                f"{capture.path} has {counted(len(capture.slots), 'slot')}, {keys_name(list(slots_are))} names "
+                f"{len(slots_are)}; "
                 "name one boundary per slot."
             )
         by_value, _ = dump_wiring(capture, subject.target_weights, subject.target.embed_scale)
@@ -137,7 +143,8 @@ def _check_boundaries(option: str, wiring: Sequence[int], subject: Subject) -> N
     outside = [k for k in wiring if not 0 <= k <= layers]
     if outside:
         raise DrafttraceError(
-            f"{option} {keys_name(list(wiring))} names {key_name(outside[0])}, and the target has {layers} layers; name "
+            f"{option} {keys_name(list(wiring))} names {key_name(outside[0])}, and the target has "
+            f"{counted(layers, 'layer')}; name "
             f"boundaries from B0 to B{layers}."
         )
 
@@ -218,14 +225,15 @@ def plan_wirings(subject: Subject, bench: Bench, given: Sequence[Sequence[int]])
     for wiring in given:
         if len(wiring) != slots:
             raise DrafttraceError(
-                f"--wiring {keys_name(list(wiring))} names {len(wiring)} boundaries, the draft's fc reads {slots} slots; "
+                f"--wiring {keys_name(list(wiring))} names {counted(len(wiring), 'boundary')}, the draft's fc "
+                f"reads {counted(slots, 'slot')}; "
                 "name as many."
             )
         _check_boundaries("--wiring", wiring, subject)
         add(tuple(wiring), GIVEN)
     first = bench.texts[0].file_wiring
     if len(first) >= slots and all(text.file_wiring == first for text in bench.texts):
-        add(first[:slots], "file" if len(first) == slots else f"file, first {slots} slots")
+        add(first[:slots], "file" if len(first) == slots else f"file, first {counted(slots, 'slot')}")
     served = subject.served.wiring
     if served is not None and len(served) == slots:
         add(served, f"server ({subject.served.who}, {subject.served.ids_from})")

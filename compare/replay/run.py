@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from drafttrace.compare.audit.check import gather
+from drafttrace.compare.audit.gathering import gather
 from drafttrace.compare.audit.subject import Subject
 from drafttrace.compare.audit.switch_checks import switch_remarks
 from drafttrace.compare.replay.absent import absent_before, absent_findings
@@ -28,7 +28,7 @@ from drafttrace.compare.replay.findings import (
 )
 from drafttrace.compare.replay.live import LiveComparison, compare_live, draft_steps
 from drafttrace.compare.replay.live_findings import agreement_finding, contradiction_finding, live_findings
-from drafttrace.compare.replay.material import broken_findings, token_remarks, unread_findings
+from drafttrace.compare.replay.material import broken_findings, token_remarks
 from drafttrace.compare.replay.order_findings import order_findings
 from drafttrace.compare.replay.prepare import (
     Bench,
@@ -261,16 +261,22 @@ class _Maker:
         return None if self._bench.live_text.left_out else self._live
 
     def _chain(self) -> float:
-        """Accept length of the replay's own chain with the slots that the server handed over; NaN where not known."""
+        """Accept length of the replay's own chain with the slots that the server handed over; NaN where not known.
+
+        Over all rows of the text: the rows that a search is about may be those of the prompt alone.
+        """
         known = self._scored.get(self._bench.texts[0].file_wiring)
-        return known.score.simulated if known is not None else float("nan")
+        whole = self._answer if self._bench.cut else known.score if known is not None else None
+        return whole.simulated if whole is not None else float("nan")
 
     def _named(self) -> Iterator[Finding]:
         wiring, served = self.reference(), self._server_wiring()
         yield from broken_findings(self._bench.whole, [key for w in self._scored for key in w])
-        yield from unread_findings(self._bench.replayer.unread, self._bench.replayer.unserved)
         yield from audited_findings(
-            self._subject, self._bench.replayer, next((v for v in self._variants if v.switch == "rope"), None)
+            self._subject,
+            self._bench.replayer,
+            next((v for v in self._variants if v.switch == "rope"), None),
+            running=self._bench.captures[0].draft is not None,
         )
         if wiring is None:
             return

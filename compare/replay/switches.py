@@ -23,7 +23,7 @@ class Switches:
     normed state. norm_output: the state handed to the next step is the normed one. d2t: how the map's numbers are
     meant. token_shift: added to the index of the token that goes with a row (0: x[t+1]). embedding: whose table.
     windows: tokens that a row of each layer sees, itself included; () where every layer sees everything. rope: whose
-    rotary table, where the server's is another one.
+    rotary table, where the server's is another one. biases: whose, where the server leaves out some that training added.
     """
 
     fc_norm: bool = False
@@ -35,6 +35,7 @@ class Switches:
     embedding: str = TARGETS
     windows: tuple[int | None, ...] = ()
     rope: str = TRAINED
+    biases: str = TRAINED
 
 
 def switches_of(config: DraftConfig, weights: DraftWeights, ignore: Collection[str] = ()) -> Switches:

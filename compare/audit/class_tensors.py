@@ -20,8 +20,8 @@ from drafttrace.compare.audit.class_defaults import (
     mlp_size,
     takes_no_head_dim,
 )
-from drafttrace.compare.audit.mla_checks import ATTENTION, MLA_CLASS, PLAIN_CLASS, as_served
-from drafttrace.compare.draft_config import DraftConfig
+from drafttrace.compare.audit.mla_checks import ATTENTION, as_served
+from drafttrace.compare.draft_config import MLA_CLASS, PLAIN_CLASS, DraftConfig
 from drafttrace.compare.draft_weights import (
     VOCABULARY_MAPS,
     DraftWeights,

@@ -8,7 +8,7 @@ from typing import Any
 from drafttrace.compare.audit.format_checks import format_findings
 from drafttrace.compare.audit.forward_checks import forward_findings
 from drafttrace.compare.audit.loading_checks import loading_findings
-from drafttrace.compare.audit.mla_checks import MLA_CLASS, PLAIN_CLASS, mla_findings
+from drafttrace.compare.audit.mla_checks import mla_findings
 from drafttrace.compare.audit.refusal_checks import refusal_findings, refused_keys
 from drafttrace.compare.audit.rope_checks import rope_findings
 from drafttrace.compare.audit.said_in_vain import odd_flags, odd_layer_types, unused_window
@@ -17,11 +17,10 @@ from drafttrace.compare.audit.start_checks import start_findings
 from drafttrace.compare.audit.subject import NEEDS, Subject, fault, note
 from drafttrace.compare.audit.switch_checks import switch_findings
 from drafttrace.compare.audit.tokenizer_checks import tokenizer_findings
-from drafttrace.compare.draft_config import NESTED, SPECFORGE, DraftConfig
+from drafttrace.compare.draft_config import MLA_CLASS, NESTED, PLAIN_CLASS, SPECFORGE, DraftConfig
 from drafttrace.compare.draft_weights import matrix_shape
 from drafttrace.compare.odd_ids import short_value
 from drafttrace.compare.result import FAULT, Finding
-from drafttrace.tracer.counted import counted
 
 EAGLE3_CLASSES = (PLAIN_CLASS, MLA_CLASS)
 _POSITIONS = {"llama": 2048, "kimi_k2": 4096, "deepseek_v3": 4096}
@@ -112,15 +111,15 @@ def _fc(subject: Subject) -> Iterator[Finding]:
         yield fault(
             "slot-count",
             0.95,
-            f"fc reads {counted(slots, 'slot')} of {draft.slot_width}, {subject.served.who} hands over {len(served)}.",
-            f"List {counted(slots, 'id')} in eagle_config.eagle_aux_hidden_state_layer_ids.",
+            f"fc reads {slots} slots of {draft.slot_width}, {subject.served.who} hands over {len(served)}.",
+            f"List {slots} ids in eagle_config.eagle_aux_hidden_state_layer_ids.",
             {"fc_slots": slots, "served": len(served)},
         )
     if draft.num_aux is not None and slots is not None and draft.num_aux != slots:
         yield fault(
             "slot-count",
             0.9,
-            f"num_aux_hidden_states is {draft.num_aux}, fc reads {counted(slots, 'slot')}.",
+            f"num_aux_hidden_states is {draft.num_aux}, fc reads {slots} slots.",
             f'"num_aux_hidden_states": {slots}',
             {"num_aux_hidden_states": draft.num_aux, "fc_slots": slots},
         )
@@ -143,7 +142,7 @@ def _graph_buffer(subject: Subject) -> Iterator[Finding]:
         yield note(
             "stale-rows",
             0.7,
-            f"Under CUDA graphs the draft would read a buffer of {buffer} columns ({counted(slots, 'slot')} of "
+            f"Under CUDA graphs the draft would read a buffer of {buffer} columns ({slots} slots of "
             f"{draft.slot_width}), "
             f"the target hands over {handed}: SGLang then skips the copy without a word and the draft runs on old rows.",
             f"{_as_many_slots(subject)} Until then start the server without CUDA graphs (--disable-cuda-graph), which "

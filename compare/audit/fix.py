@@ -12,7 +12,7 @@ from typing import Any
 
 from drafttrace.compare.audit.config_checks import EAGLE3_CLASSES
 from drafttrace.compare.audit.loading_checks import loading_changes
-from drafttrace.compare.audit.mla_checks import MLA_CLASS, PLAIN_CLASS, other_attention
+from drafttrace.compare.audit.mla_checks import other_attention
 from drafttrace.compare.audit.odd_id_checks import stops_at_the_object, writable_ids
 from drafttrace.compare.audit.quantized import KEY as QUANTIZATION
 from drafttrace.compare.audit.quantized import unquantized
@@ -21,7 +21,7 @@ from drafttrace.compare.audit.said_in_vain import flag_changes
 from drafttrace.compare.audit.shape_remedies import shapes_of
 from drafttrace.compare.audit.subject import Subject
 from drafttrace.compare.audit.unused_checks import NORM_FLAGS, bias_changes, key_of
-from drafttrace.compare.draft_config import NESTED, SPECULATORS
+from drafttrace.compare.draft_config import MLA_CLASS, NESTED, PLAIN_CLASS, SPECULATORS
 from drafttrace.compare.draft_weights import matrix_shape
 from drafttrace.tracer.checkpoint import read_json
 from drafttrace.tracer.errors import DrafttraceError, OutputExists, UnreadableFile

@@ -23,7 +23,6 @@ from drafttrace.compare.draft_weights import DraftWeights, draft_weights
 from drafttrace.tracer.boundary import check_wiring, wiring_name
 from drafttrace.tracer.capture import Capture
 from drafttrace.tracer.checkpoint import Checkpoint, open_checkpoint
-from drafttrace.tracer.counted import counted
 from drafttrace.tracer.errors import DrafttraceError, UnreadableFile
 from drafttrace.tracer.hub_cache import model_folder
 from drafttrace.tracer.part_names import EMBED, stored_name
@@ -122,7 +121,7 @@ def _trained(
     if beyond:
         raise DrafttraceError(
             f"The slots of {by} are {wiring_name(wiring or ())}, but the target has "
-            f"{counted(target.layers, 'layer')} and no "
+            f"{target.layers} layers and no "
             f"B{beyond[0]}; give the target that the dump was made with, or its slots with --boundaries."
         )
     by_value = tuple(i for i, how in enumerate(hows[0][1]) if how == IS_EMBEDDING)
@@ -189,7 +188,7 @@ def _target_weights(folder: Path, notes: list[str]) -> Checkpoint | None:
         raise UnreadableFile(f"The target's weights: {error}") from error
     if stored_name(found, EMBED) is None:
         notes.append(
-            f"The target's weights ({counted(len(found), 'tensor')}) have no embedding by any known name: "
+            f"The target's weights ({len(found)} tensors) have no embedding by any known name: "
             "embedding and head were not "
             "compared."
         )

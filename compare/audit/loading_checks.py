@@ -11,10 +11,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from drafttrace.compare.audit.asking_sglang import DRAFT
-from drafttrace.compare.audit.mla_checks import MLA_CLASS, PLAIN_CLASS
 from drafttrace.compare.audit.model_types import knows
 from drafttrace.compare.audit.subject import Subject, fault, note
-from drafttrace.compare.draft_config import DraftConfig
+from drafttrace.compare.draft_config import MLA_CLASS, PLAIN_CLASS, DraftConfig
 from drafttrace.compare.draft_weights import matrix_shape
 from drafttrace.compare.odd_ids import short_value
 from drafttrace.compare.result import Finding

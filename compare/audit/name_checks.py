@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from drafttrace.compare.audit.class_tensors import HEAD, draft_class, passed_over
-from drafttrace.compare.audit.mla_checks import MLA_CLASS, refused
+from drafttrace.compare.audit.mla_checks import refused
 from drafttrace.compare.audit.subject import Subject, fault
+from drafttrace.compare.draft_config import MLA_CLASS
 from drafttrace.compare.draft_weights import VOCABULARY_MAPS, canonical_name
 from drafttrace.compare.result import Finding
 

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from drafttrace.compare.audit.class_tensors import draft_class
-from drafttrace.compare.audit.mla_checks import PLAIN_CLASS
 from drafttrace.compare.audit.remedies import wiring_remedy
 from drafttrace.compare.audit.subject import Subject, fault, note
-from drafttrace.compare.draft_config import NESTED, DraftConfig, LayerIds
+from drafttrace.compare.draft_config import NESTED, PLAIN_CLASS, DraftConfig, LayerIds
 from drafttrace.compare.odd_ids import numbers_only, problem_of, short_value, taken_for, written_for
 from drafttrace.compare.result import Finding
 from drafttrace.tracer.boundary import wiring_name

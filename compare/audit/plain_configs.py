@@ -165,7 +165,7 @@ def _usual(kind: str, key: str, value: Any) -> bool:
 def _ropes(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The rope parameters: one set, or one for each kind of attention."""
     rope = rope_fields(config)
-    sets = [part for part in rope.values() if isinstance(part, Mapping)]
+    sets: list[Mapping[str, Any]] = [part for part in rope.values() if isinstance(part, Mapping)]
     return sets or [rope]
 
 

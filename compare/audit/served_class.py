@@ -9,10 +9,9 @@ import functools
 import re
 from dataclasses import replace
 
-from drafttrace.compare.audit.mla_checks import MLA_CLASS, PLAIN_CLASS
 from drafttrace.compare.audit.model_types import model_sources
 from drafttrace.compare.audit.sglang_rules import LAST_VERSION, capability
-from drafttrace.compare.draft_config import DraftConfig
+from drafttrace.compare.draft_config import MLA_CLASS, PLAIN_CLASS, DraftConfig
 
 
 def with_served_class(draft: DraftConfig) -> DraftConfig:

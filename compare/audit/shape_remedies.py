@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from drafttrace.compare.audit.attention_sizes import Sizes, attention_sizes, nearest
 from drafttrace.compare.audit.class_defaults import MLP_SIZE
 from drafttrace.compare.audit.class_tensors import as_built, built_shapes, optional_shapes
-from drafttrace.compare.audit.mla_checks import ATTENTION, PLAIN_CLASS
+from drafttrace.compare.audit.mla_checks import ATTENTION
 from drafttrace.compare.audit.subject import Subject
-from drafttrace.compare.draft_config import DraftConfig, parse_draft_config
+from drafttrace.compare.draft_config import PLAIN_CLASS, DraftConfig, parse_draft_config
 from drafttrace.compare.draft_weights import DraftWeights, slots_of_fc, split_fused
 from drafttrace.tracer.errors import UnreadableFile
 

@@ -13,11 +13,11 @@ from typing import Any
 
 from drafttrace.compare.audit.class_tensors import HEAD, draft_class, parameters
 from drafttrace.compare.audit.layer_checks import layer_of, layers_that_differ
-from drafttrace.compare.audit.mla_checks import ATTENTION, PLAIN_CLASS, other_attention, refused
+from drafttrace.compare.audit.mla_checks import ATTENTION, other_attention, refused
 from drafttrace.compare.audit.quantized import is_part, is_quantized
 from drafttrace.compare.audit.sglang_rules import honoured
 from drafttrace.compare.audit.subject import Subject, fault, note
-from drafttrace.compare.draft_config import DraftConfig
+from drafttrace.compare.draft_config import PLAIN_CLASS, DraftConfig
 from drafttrace.compare.draft_weights import VOCABULARY_MAPS, split_fused
 from drafttrace.compare.result import Finding
 

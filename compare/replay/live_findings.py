@@ -13,7 +13,6 @@ from drafttrace.compare.replay.live import LiveComparison
 from drafttrace.compare.replay.proposals import ProposedBy
 from drafttrace.compare.replay.stages import EMBED_IN, HIDDEN_IN, LOGITS, PROPOSAL, PartedRows, Stage
 from drafttrace.compare.result import Finding
-from drafttrace.tracer.counted import counted
 
 _MOST_ROWS = 6
 _BROKEN = "NaN or infinite on one side only"
@@ -81,8 +80,7 @@ def contradiction_finding(
     yield fault(
         "unexplained",
         0.8 if rather else 0.6,
-        f"Accept length {observed:.2f} was observed over {counted(rounds, 'round')}, and the replay of the same "
-        f"text gives {gives}, "
+        f"Accept length {observed:.2f} was observed over {rounds} rounds, and the replay of the same text gives {gives}, "
         f"though the live draft computes what the replay computes as served.{rather}{why}",
         remedy,
         {
@@ -109,7 +107,7 @@ def _by_rounds(live: LiveComparison) -> str:
     )
     return (
         f" By the proposals and the text, which decide every round of a greedy chain, {len(wrong)} of "
-        f"{counted(len(live.accept_lengths), 'round')} have another length: {listed}."
+        f"{len(live.accept_lengths)} rounds have another length: {listed}."
     )
 
 
@@ -123,7 +121,7 @@ def agreement_finding(live: LiveComparison | None, expected: float) -> Iterator[
             "none",
             0.6,
             f"The live draft computes what the replay computes; accept length {observed:.2f} was observed over "
-            f"{counted(len(live.accept_lengths), 'round')}, the replay of the same text gives {expected:.2f}.",
+            f"{len(live.accept_lengths)} rounds, the replay of the same text gives {expected:.2f}.",
             "If that is less than training promised, look at the wiring and the text, not at the draft's forward.",
             {"observed": observed, "expected": expected},
         )

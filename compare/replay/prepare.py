@@ -18,7 +18,6 @@ from drafttrace.compare.replay.texts import Key, Text, cut_to_sweep, key_name, k
 from drafttrace.compare.target_parts import TargetParts, target_parts
 from drafttrace.tracer.boundary import boundary_name
 from drafttrace.tracer.capture import Capture, Slot
-from drafttrace.tracer.counted import counted
 from drafttrace.tracer.errors import DrafttraceError, NothingToCompare, UnreadableFile
 
 _ALL_ORDERS = 4
@@ -98,7 +97,7 @@ def name_slots(subject: Subject, captures: Sequence[Capture], slots_are: Sequenc
     for capture in captures:
         if slots_are is not None and len(slots_are) != len(capture.slots):
             raise DrafttraceError(
-                f"{capture.path} has {counted(len(capture.slots), 'slot')}, {keys_name(list(slots_are))} names "
+                f"{capture.path} has {len(capture.slots)} slots, {keys_name(list(slots_are))} names "
                 f"{len(slots_are)}; "
                 "name one boundary per slot."
             )
@@ -144,7 +143,7 @@ def _check_boundaries(option: str, wiring: Sequence[int], subject: Subject) -> N
     if outside:
         raise DrafttraceError(
             f"{option} {keys_name(list(wiring))} names {key_name(outside[0])}, and the target has "
-            f"{counted(layers, 'layer')}; name "
+            f"{layers} layers; name "
             f"boundaries from B0 to B{layers}."
         )
 
@@ -225,15 +224,15 @@ def plan_wirings(subject: Subject, bench: Bench, given: Sequence[Sequence[int]])
     for wiring in given:
         if len(wiring) != slots:
             raise DrafttraceError(
-                f"--wiring {keys_name(list(wiring))} names {counted(len(wiring), 'boundary')}, the draft's fc "
-                f"reads {counted(slots, 'slot')}; "
+                f"--wiring {keys_name(list(wiring))} names {len(wiring)} boundaries, the draft's fc "
+                f"reads {slots} slots; "
                 "name as many."
             )
         _check_boundaries("--wiring", wiring, subject)
         add(tuple(wiring), GIVEN)
     first = bench.texts[0].file_wiring
     if len(first) >= slots and all(text.file_wiring == first for text in bench.texts):
-        add(first[:slots], "file" if len(first) == slots else f"file, first {counted(slots, 'slot')}")
+        add(first[:slots], "file" if len(first) == slots else f"file, first {slots} slots")
     served = subject.served.wiring
     if served is not None and len(served) == slots:
         add(served, f"server ({subject.served.who}, {subject.served.ids_from})")

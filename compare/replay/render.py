@@ -21,7 +21,6 @@ from drafttrace.compare.document import (
 from drafttrace.compare.replay.live import LiveComparison
 from drafttrace.compare.replay.result import ReplayResult, SearchInfo
 from drafttrace.compare.replay.score import WiringScore
-from drafttrace.tracer.counted import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -200,10 +199,7 @@ def _against_runner_up(found: SearchInfo) -> str:
 
 
 def _remarks(result: ReplayResult) -> Iterator[str]:
-    yield (
-        f"{counted(result.rows, 'row')} of {join(result.captures, 3)}, {counted(result.steps, 'step')}, "
-        f"{result.seconds:.1f} s"
-    )
+    yield f"{result.rows} rows of {join(result.captures, 3)}, {result.steps} steps, {result.seconds:.1f} s"
     changed = [
         f"{name} {result.switches[name]} (server: {result.served_switches[name]})"
         for name in result.switches
@@ -231,8 +227,7 @@ def _remarks(result: ReplayResult) -> Iterator[str]:
         yield f"the live draft computes what the replay computes{part}"
     if result.live is not None and result.live.observed is not None:
         yield (
-            f"observed accept length {result.live.observed:.2f} over "
-            f"{counted(len(result.live.accept_lengths), 'round')} of "
+            f"observed accept length {result.live.observed:.2f} over {len(result.live.accept_lengths)} rounds of "
             f"{result.live.steps} draft steps{'; which one to expect is not known' if result.absent_tokens else ''}"
         )
     yield from result.notes

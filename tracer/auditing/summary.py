@@ -169,14 +169,17 @@ def _slots(query: Query) -> list[SlotLevel]:
 
 
 def _problems(query: Query) -> list[Problem]:
-    reasons: dict[tuple[str, str], list[str]] = {}
+    reasons: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for status, error, reference in query(
         "SELECT status, error, reference FROM samples WHERE status IN (?, ?) ORDER BY reference", UNMATCHED, FAILED
     ):
-        # one kind of error names another file each time
-        reason = str(error or "unknown").replace(reference.split("#")[0], "<file>")
-        reasons.setdefault((status, reason), []).append(reference)
-    found = [Problem(s, r, len(names), tuple(names[:_EXAMPLES])) for (s, r), names in reasons.items()]
+        said, path = str(error or "unknown"), reference.split("#")[0]
+        alike = said.replace(path, "")  # one kind of error names another file each time
+        reasons.setdefault((status, alike), []).append((reference, said))
+    found = [
+        Problem(status, said[0][1], len(said), tuple(name for name, _ in said[:_EXAMPLES]))
+        for (status, _), said in reasons.items()
+    ]
     return sorted(found, key=lambda one: (-one.samples, one.reason))[:20]
 
 
@@ -186,10 +189,12 @@ def render(summary: Summary, console: Console) -> None:
     from rich.text import Text
 
     from drafttrace.tracer.fitted import Fitted
+    from drafttrace.tracer.grammar import in_number
     from drafttrace.tracer.printable import printable
 
     words = ", ".join(f"{count} {verdict}" for verdict, count in sorted(summary.verdicts.items()))
-    console.print(f"[bold]{summary.samples} samples[/bold]: {words or 'none compared'}", highlight=False)
+    samples = in_number(f"{summary.samples} samples")
+    console.print(f"[bold]{samples}[/bold]: {words or 'none compared'}", highlight=False)
     for count, word in ((summary.unmatched, "had nothing to compare with"), (summary.failed, "failed")):
         if count:
             console.print(f"{count} {word}")
@@ -217,5 +222,6 @@ def render(summary: Summary, console: Console) -> None:
                 console.print(Text.assemble((one.id, "bold"), f": {printable(one.remedy)}"))
                 console.print(Text(f"  for example: {printable(one.examples[0])}"))
     for problem in summary.problems[:5]:
-        console.print(Text(f"{problem.samples} {problem.status}: {printable(problem.reason)}"))
+        alike = "the first of them: " if problem.samples > 1 else ""
+        console.print(Text(f"{problem.samples} {problem.status}: {alike}{printable(problem.reason)}"))
     console.print(Text(f"table: {printable(summary.table)}"))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from sglang_cpu.arguments import cpu_args, cpu_env
 
@@ -45,7 +46,17 @@ def main() -> None:
     try:
         os.execvpe(command[0], command, {**os.environ, **cpu_env()})
     except OSError as error:
-        raise SystemExit(f"sglang_cpu: {command[0]} cannot be started ({error.strerror})") from None
+        raise SystemExit(
+            f"sglang_cpu: {command[0]} cannot be started ({error.strerror}){_where(command[0])}"
+        ) from None
+
+
+def _where(command: str) -> str:
+    """What to do where the command is installed beside this Python and not on the path."""
+    beside = Path(sys.executable).parent
+    if not (beside / command).is_file():
+        return ""
+    return f"; it is in {beside}: activate that environment (. {beside / 'activate'}) and give the command again."
 
 
 if __name__ == "__main__":

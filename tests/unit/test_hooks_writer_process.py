@@ -393,3 +393,16 @@ def test_an_orphan_that_hears_nothing_ends(tmp_path: Path, monkeypatch: pytest.M
     assert time.monotonic() - began < 30 and next(parents, None) is None
     ours.close()
     theirs.close()
+
+
+def test_serving_goes_first_also_where_sessions_share_the_processor(tmp_path: Path) -> None:
+    """Linux's autogroups give every session the same share: the process's own niceness means nothing between two."""
+    link = WriterLink()
+    file = open_file(link, tmp_path / "nice.h5")
+    assert link.pid is not None
+    assert psutil.Process(link.pid).nice() == min(19, os.nice(0) + 10)
+    session = Path(f"/proc/{link.pid}/autogroup")
+    if session.exists():
+        assert session.read_text().split()[-1] == "10"
+    end(file)
+    link.close()

@@ -189,8 +189,9 @@ def _pruned_head(subject: Subject, target: Checkpoint, vocabulary: VocabularyMap
         return
     info, ids = target.info(theirs), vocabulary.targets
     fits = len(info.shape) == 2 and info.shape[1] == head[1] and info.float_dtype is not None
-    inside = len(ids) == head[0] and len(ids) > 0 and 0 <= int(ids.min()) <= int(ids.max()) < info.shape[0]
-    if not fits or not inside or head[0] == info.shape[0]:
+    if not fits or head[0] == info.shape[0]:
+        return
+    if len(ids) != head[0] or not len(ids) or not 0 <= int(ids.min()) <= int(ids.max()) < info.shape[0]:
         return
     for most in (_FIRST, max(_FIRST, SAMPLE // head[1])):
         rows = _rows(head, most)

@@ -16,6 +16,7 @@ from typing import Any
 from drafttrace.compare.plain import from_plain, to_plain
 from drafttrace.compare.thresholds import Thresholds
 from drafttrace.tracer.errors import UnknownFormat, UnreadableFile
+from drafttrace.tracer.report_file import where_json_breaks
 
 SCHEMA = "drafttrace.result/1"
 EXIT_CODES = {"match": 0, "noise": 0, "mismatch": 1, "incomparable": 2}
@@ -399,8 +400,8 @@ def load_result(text: str) -> Result:
     """A result from the text of its JSON file."""
     try:
         value = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise UnreadableFile(
-            f"The result is no JSON ({error}); give the file that drafttrace diff --json wrote."
+            f"The result is no JSON ({where_json_breaks(error)}); give the file that drafttrace diff --json wrote."
         ) from None
     return Result.from_json(value)

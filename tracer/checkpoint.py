@@ -23,6 +23,7 @@ import numpy.typing as npt
 from drafttrace.tracer.errors import UnreadableFile
 from drafttrace.tracer.file_bytes import FileBytes
 from drafttrace.tracer.log import say
+from drafttrace.tracer.report_file import where_json_breaks
 from drafttrace.tracer.rows import DType, Floats, to_float32
 from drafttrace.tracer.torch_weights import load_problem as load_problem
 from drafttrace.tracer.torch_weights import load_tensors, stored_array
@@ -106,7 +107,8 @@ def read_json(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UnreadableFile(f"{path} cannot be read ({error.strerror or error}); check the path.") from error
     except (ValueError, RecursionError) as error:
-        raise UnreadableFile(f"{path} is no valid JSON ({error}); write it again or copy it anew.") from error
+        where = where_json_breaks(error)
+        raise UnreadableFile(f"{path} is no valid JSON ({where}); write it again or copy it anew.") from error
     if not isinstance(value, dict):
         raise UnreadableFile(f"{path} holds a JSON {type(value).__name__}, expected an object; copy it anew.")
     return value
@@ -150,7 +152,9 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     try:
         entries = json.loads(text.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise UnreadableFile(f"{path} has a header that is no JSON ({error}); copy it again.") from error
+        raise UnreadableFile(
+            f"{path} has a header that is no JSON ({where_json_breaks(error)}); copy it again."
+        ) from error
     if not isinstance(entries, dict):
         raise UnreadableFile(f"{path} has a header that is no JSON object; copy it again.")
     entries.pop("__metadata__", None)

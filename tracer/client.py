@@ -276,6 +276,7 @@ class Client:
                 raise _Refused(error.code, _error_text(error.read())) from None
         except (OSError, ValueError, urllib.error.URLError) as error:
             reason = getattr(error, "reason", None) or error
+            reason = getattr(reason, "strerror", None) or reason  # without its number
             raise ServerProblem(
                 f"No answer from {self.url} ({reason}); check the address, or wait until the server is up."
             ) from None

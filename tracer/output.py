@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from drafttrace.tracer import report_file
 from drafttrace.tracer.errors import OutputExists
@@ -27,7 +28,23 @@ def console(*, stderr: bool = False) -> Console:
 
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() or "COLUMNS" in os.environ else 120
-    return Console(stderr=stderr, highlight=False, width=width)
+    if stream.isatty():
+        return Console(stderr=stderr, highlight=False, width=width)
+    return Console(file=cast("IO[str]", _Trimmed(stream)), highlight=False, width=width)
+
+
+class _Trimmed:
+    """A stream without the spaces that fill lines up to the terminal's width: in a file or a pipe they are only in the
+    way of whoever compares or pastes it."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return int(self._stream.write(_FILLING.sub("", text)))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def check_writable(path: Path, *, force: bool, what: str = "output") -> None:
@@ -57,6 +74,7 @@ def check_writable(path: Path, *, force: bool, what: str = "output") -> None:
 
 
 _STDOUT = "-"
+_FILLING = re.compile(r" +(?=\n)")
 
 
 def takes_stdout(*paths: Path | str | None) -> bool:

@@ -91,6 +91,15 @@ def dump_json(value: Mapping[str, Any]) -> str:
     return _json(value, "\n") + "\n"
 
 
+def where_json_breaks(error: Exception) -> str:
+    """Where text stops being JSON: ``expecting value in line 1, column 1``. error: what ``json.loads`` raised."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg[0].lower()}{error.msg[1:]} in line {error.lineno}, column {error.colno}"
+    if isinstance(error, RecursionError):
+        return "its lists are too deep"
+    return "it is not UTF-8 text" if isinstance(error, UnicodeError) else "a number in it has too many digits"
+
+
 _NESTED = frozenset({dict, list, tuple})
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from drafttrace.tracer.client import Prompt
 from drafttrace.tracer.errors import DrafttraceError
+from drafttrace.tracer.report_file import where_json_breaks
 
 if TYPE_CHECKING:
     from drafttrace.tracer.capture import Capture
@@ -34,8 +35,10 @@ def read_messages(path: Path) -> tuple[Mapping[str, Any], ...]:
     """Chat messages ``[{"role": ..., "content": ...}, ...]``, alone or under the key ``messages``."""
     try:
         value = json.loads(read_text(path, "messages"))
-    except ValueError as error:
-        raise DrafttraceError(f"The file '{path}' is no JSON ({error}); write a list of chat messages.") from None
+    except (ValueError, RecursionError) as error:
+        raise DrafttraceError(
+            f"The file '{path}' is no JSON ({where_json_breaks(error)}); write a list of chat messages."
+        ) from None
     if isinstance(value, dict):
         value = value.get("messages")
     if not isinstance(value, list) or not all(isinstance(message, dict) and "role" in message for message in value):

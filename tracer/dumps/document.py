@@ -20,6 +20,7 @@ from drafttrace.tracer.dumps.safetensors_file import looks_like_safetensors, rea
 from drafttrace.tracer.dumps.tensor import Tensor
 from drafttrace.tracer.errors import UnknownFormat, UnreadableFile
 from drafttrace.tracer.file_bytes import FileBytes
+from drafttrace.tracer.report_file import where_json_breaks
 
 _T = TypeVar("_T")
 _JSON_LIMIT = 512 << 20  # parsed, it takes four times that
@@ -108,15 +109,8 @@ def _json(path: Path, file: FileBytes) -> Any:
         return json.loads(file.text().decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise UnreadableFile(
-            f"The file '{path}' begins like JSON and is none: {_broken(error)}; write or copy it again."
+            f"The file '{path}' begins like JSON and is none: {where_json_breaks(error)}; write or copy it again."
         ) from None
-
-
-def _broken(error: Exception) -> str:
-    """Where JSON stops being JSON."""
-    if isinstance(error, json.JSONDecodeError):
-        return f"{error.msg[0].lower()}{error.msg[1:]} in line {error.lineno}, column {error.colno}"
-    return "its lists are too deep" if isinstance(error, RecursionError) else "it is not UTF-8 text"
 
 
 def _is_pickle(head: bytes) -> bool:

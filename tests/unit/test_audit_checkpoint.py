@@ -114,7 +114,7 @@ def test_shards_are_read_through_the_index(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("weight_map", "words"),
     [
-        ({"a": "gone.safetensors"}, "lacks 1 of 1 shards"),
+        ({"a": "gone.safetensors"}, "lacks 1 of 1 shard that"),
         ({"a": "../model.safetensors"}, "of its own folder"),
         ({"a": 3}, "of its own folder"),
         ({}, "no weight_map"),

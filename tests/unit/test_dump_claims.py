@@ -101,7 +101,7 @@ def test_more_rows_than_a_sample_has_are_refused(tmp_path: Path) -> None:
         file.create_dataset("a", data=np.zeros((rows, 1), np.float16), chunks=(1 << 16, 1), compression="gzip")
         file["ids"] = np.arange(5)
     for fields in (MAP, BARE):
-        with pytest.raises(UnreadableFile, match=r"claims 4,194,305 rows of 1 numbers"):
+        with pytest.raises(UnreadableFile, match=r"claims 4,194,305 rows of 1 number,"):
             open_capture(str(tmp_path / "mine.h5"), mapping=fields)
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from drafttrace.compare.plurals import plural
 from drafttrace.compare.result import (
     EXIT_CODES,
     FAULT,
@@ -211,7 +212,7 @@ def _nothing_between(left: SideInfo, reference: SideInfo, alignment: AlignmentIn
 
 def _held(side: SideInfo) -> str:
     """The states of a side in words."""
-    held = [f"{len(side.slots)} slots" if side.slots else "no slots"]
+    held = [plural(len(side.slots), "slot") if side.slots else "no slots"]
     if side.last is not None:
         norm = {"pre": " before the final norm", "post": " after the final norm"}.get(side.last_norm or "", "")
         held.append(f"a last state{norm}")

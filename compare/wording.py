@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from drafttrace.compare.acceptance import low_limit
 from drafttrace.compare.part_words import part_level, part_name
+from drafttrace.compare.plurals import plural
 from drafttrace.compare.result import Group, Result, SlotResult
 from drafttrace.tracer.grammar import in_number
 from drafttrace.tracer.printable import printable
@@ -98,7 +99,7 @@ def remedies(result: Result) -> list[str]:
 def alignment_line(result: Result) -> str:
     """How many rows were compared, how they were paired, and what was left out."""
     a = result.alignment
-    text = f"{a.rows_compared} rows compared ({a.rows_left} left, {a.rows_reference} reference"
+    text = f"{plural(a.rows_compared, 'row')} compared ({a.rows_left} left, {a.rows_reference} reference"
     text += f", coverage {100 * a.coverage:.0f} %)" if a.rows_compared else ")"
     if a.token_shift:
         text += f", reference rows moved by {a.token_shift:+d}"

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from drafttrace.row_table import RowTable
     from drafttrace.tracer.client import Prompt
     from drafttrace.tracer.commands.record import Recorded
+    from drafttrace.tracer.dumps.registry import Request
 
 PathLike = str | os.PathLike[str]
 Source = PathLike | Capture
@@ -93,6 +94,7 @@ def diff(
     thresholds: Mapping[str, float] | None = None,
     noise: Noise | tuple[Source, Source] | None = None,
     tokenizer: PathLike | None = None,
+    target: PathLike | None = None,
     expected: str | float | None = None,
     others: PathLike | Sequence[PathLike] = (),
     rank_traces: PathLike | Sequence[PathLike] = (),
@@ -102,27 +104,38 @@ def diff(
     Without a reference the left trace is checked against itself. thresholds: bounds by name, as ``--threshold`` takes
     them; relative L2 distances are medians over rows, without unit. noise: the noise floor, or two recordings of one
     prompt to measure it from. tokenizer: a folder with tokenizer.json, to show tokens as text (default: the target
-    that the trace names, where it is on this machine). expected: the accept length that the draft should reach, as
-    ``--expected`` takes it. others: traces of other requests to the same server (or folders of them), to find rows that
-    belong to those. rank_traces: the same request on the other ranks.
+    that the trace names, where it is on this machine). target: the target's folder, to read paths by: how many layers it
+    has and how wide a slot is. expected: the accept length that the draft should reach, as ``--expected`` takes it.
+    others: traces of other requests to the same server (or folders of them), to find rows that belong to those.
+    rank_traces: the same request on the other ranks.
 
     A training dump given as ``left`` of a server's recording is exchanged with it, and ``result.left.notes`` says so.
 
     The result says what was measured (``result.slots``), which causes hold (``result.findings``, those that explain most
     first) and a verdict: match, noise, mismatch or incomparable. Raises NothingToCompare where the two cannot
-    belong together, and what :func:`open` raises.
+    belong together or are one and the same, where the noise recordings are of another model, and what :func:`open`
+    raises.
     """
     from drafttrace.compare.diff import diff as compare
     from drafttrace.tracer.beside import gather
     from drafttrace.tracer.decoding import decoder, tokenizer_folder
     from drafttrace.tracer.exchanged_sides import are_exchanged, told
+    from drafttrace.tracer.open_two import refuse_itself
 
-    exchanged = reference is not None and are_exchanged(left, reference)
-    ours, theirs = _sides(reference, left) if exchanged and reference is not None else _sides(left, reference)
+    request = _said_of(target)
+    exchanged = reference is not None and are_exchanged(left, reference, request=request)
+    if exchanged and reference is not None:
+        left, reference = reference, left
+    ours, theirs = _sides(left, reference, request)
     if exchanged and theirs is not None:
         ours = told(ours, theirs)
+    # Two captures of one file may be two things: one that the caller changed, or another reading of it.
+    if theirs is not None and (
+        ours is theirs or (not isinstance(left, Capture) and not isinstance(reference, Capture))
+    ):
+        refuse_itself(ours, theirs)
     folder = tokenizer_folder(None if tokenizer is None else Path(tokenizer), ours, theirs)
-    floor = _noise(noise)
+    floor = _noise(noise, ours)
     beside = gather(
         ours,
         theirs,
@@ -141,14 +154,16 @@ def diff(
     )
 
 
-def noise(one: Source, two: Source) -> Noise:
+def noise(one: Source, two: Source, *, of: Source | None = None) -> Noise:
     """The noise floor from two recordings of one prompt: relative L2 per slot, median and 99th percentile over rows.
 
-    Raises NothingToCompare where the two share no rows.
+    of: the capture that is to be judged by it. Raises NothingToCompare where the two share no rows, have no slots or
+    differ by more than noise, and where they are of another model than ``of``.
     """
     from drafttrace.compare.diff import measure_noise
 
-    return measure_noise(*_two(one, two))
+    judged = None if of is None else _capture(of)
+    return measure_noise(_capture(one), _capture(two), of=judged)
 
 
 def measure(left: Source, reference: Source) -> RowTable:
@@ -191,13 +206,15 @@ def check(
     *,
     trained: Wiring | None = None,
     sglang_version: str | None = None,
+    algorithm: str | None = None,
     hash_weights: bool = False,
 ) -> CheckResult:
     """Audit a draft's configuration and weights. No server and no hidden states are needed.
 
     target, draft: folders. dump: a training dump, whose wiring is the one wanted; or name the boundaries in ``trained``,
     as numbers k of B(k) or as "B0,B3,B31".
-    sglang_version: audit for this release (default: the installed one). Raises UnreadableFile for damaged checkpoints.
+    sglang_version: audit for this release (default: the installed one). algorithm: the --speculative-algorithm that will be
+    served with. Raises UnreadableFile for damaged checkpoints.
     """
     from drafttrace.compare.audit.check import check as audit
 
@@ -207,6 +224,7 @@ def check(
         dump=None if dump is None else _of_target(dump, target),
         trained=None if trained is None else wiring_of(trained, "trained"),
         sglang_version=sglang_version,
+        algorithm=algorithm,
         hash_weights=hash_weights,
     )
 
@@ -221,13 +239,16 @@ def replay(
     switches: bool = True,
     steps: int | None = None,
     sglang_version: str | None = None,
+    ignore: str | Sequence[str] = (),
+    slots_are: Wiring | None = None,
 ) -> ReplayResult:
     """Run the draft by itself in plain torch on stored hidden states: accuracy and accept length per wiring.
 
     wirings: further ones to try, as lists of boundaries or as texts like "B0,B3,B31". search: rank all ordered wirings over
     the boundaries there are. switches: also try every norm and vocabulary switch the other way. steps: draft steps
-    (default: the trace's, else 3). Accept lengths are in tokens per round, bonus included. Raises UnreadableFile and
-    NothingToCompare.
+    (default: the trace's, else 3). ignore: config switches that are not known, to be passed over. slots_are: the boundaries
+    of the file's slots, where it does not say them. Accept lengths are in tokens per round, bonus included. Raises
+    UnreadableFile and NothingToCompare.
     """
     from drafttrace.compare.replay.run import replay as run
 
@@ -241,6 +262,8 @@ def replay(
         switches=switches,
         steps=steps,
         sglang_version=sglang_version,
+        ignore_switches=(ignore,) if isinstance(ignore, str) else tuple(ignore),
+        slots_are=None if slots_are is None else wiring_of(slots_are, "slots_are"),
     )
 
 
@@ -332,30 +355,44 @@ def _of_target(source: Source, target: PathLike) -> Capture:
     return open_capture(os.fspath(source), request=said_of(Path(target), Request(), lenient=True))
 
 
-def _sides(left: Source, reference: Source | None) -> tuple[Capture, Capture | None]:
+def _said_of(target: PathLike | None) -> Request | None:
+    """What a target's folder says of files that do not say it themselves."""
+    if target is None:
+        return None
+    from drafttrace.tracer.dumps.registry import Request
+    from drafttrace.tracer.hub_cache import model_folder
+    from drafttrace.tracer.target_weights import said_of
+
+    return said_of(model_folder(Path(target), "target"), Request())
+
+
+def _sides(left: Source, reference: Source | None, request: Request | None) -> tuple[Capture, Capture | None]:
     from drafttrace.tracer.open_two import open_alone
 
     if reference is not None:
-        return _two(left, reference)
-    return (left if isinstance(left, Capture) else open_alone(os.fspath(left))), None
+        return _two(left, reference, request)
+    return (left if isinstance(left, Capture) else open_alone(os.fspath(left), request=request)), None
 
 
-def _two(left: Source, reference: Source) -> tuple[Capture, Capture]:
+def _two(left: Source, reference: Source, request: Request | None = None) -> tuple[Capture, Capture]:
     """Both sides; of a dump of several samples the one with the other side's tokens."""
+    from drafttrace.tracer.open import open_capture
     from drafttrace.tracer.open_two import open_two, refuse_without_slots
 
-    if isinstance(left, Capture):
-        ours, theirs = left, _capture(reference, like=left)
+    if isinstance(left, Capture) and isinstance(reference, Capture):
+        ours, theirs = left, reference
+    elif isinstance(left, Capture):
+        ours, theirs = left, open_capture(os.fspath(reference), like=left, request=request)  # type: ignore[arg-type]
     elif isinstance(reference, Capture):
-        ours, theirs = _capture(left, like=reference), reference
+        ours, theirs = open_capture(os.fspath(left), like=reference, request=request), reference
     else:
-        return open_two(os.fspath(left), os.fspath(reference))
+        return open_two(os.fspath(left), os.fspath(reference), request=request)
     refuse_without_slots(ours, theirs)
     return ours, theirs
 
 
-def _noise(given: Noise | tuple[Source, Source] | None) -> Noise | None:
-    return noise(*given) if isinstance(given, tuple) else given
+def _noise(given: Noise | tuple[Source, Source] | None, of: Capture) -> Noise | None:
+    return noise(*given, of=of) if isinstance(given, tuple) else given
 
 
 def _settings(thresholds: Mapping[str, float]) -> list[str]:

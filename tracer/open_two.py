@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 
 from drafttrace.tracer.boundary import boundary_name
@@ -134,6 +135,19 @@ def refuse_without_slots(ours: Capture, theirs: Capture) -> None:
         raise DrafttraceError(
             f"'{side.path}' holds the boundaries {held}, and does not say which of them are the slots that '{other.path}' "
             f"has; say it {target}with --layer-ids{such}{'' if side is theirs else ', and give it as REFERENCE'}."
+        )
+
+
+def refuse_itself(left: Capture, reference: Capture) -> None:
+    """A file matches itself whatever the server did, and the exit code would say that all is well.
+
+    Two readings of one file are two things that can differ.
+    """
+    same = left.format == reference.format and left.sample == reference.sample
+    if same and os.path.realpath(left.path) == os.path.realpath(reference.path):
+        raise NothingToCompare(
+            f"LEFT and REFERENCE are the same file '{reference.path}', which always matches itself; give what training "
+            "stored as REFERENCE."
         )
 
 

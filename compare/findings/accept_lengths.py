@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from drafttrace.compare.findings.base import finding
+from drafttrace.compare.plurals import plural
 from drafttrace.compare.result import NOTE, Acceptance, Finding
 
 LOOK_NEXT = (
@@ -57,13 +58,14 @@ def accept_notes(acceptance: Acceptance) -> Iterator[Finding]:
     if collapse is not None:
         text = (
             f"Draft token {collapse.token - 1} is accepted in {collapse.before:.0%} of the rounds that reach it, token "
-            f"{collapse.token} in {collapse.share:.0%} ({collapse.rounds} rounds): a draft that was trained for more steps "
-            "does not break down at one of them."
+            f"{collapse.token} in {collapse.share:.0%} ({plural(collapse.rounds, 'round')}): a draft that was trained for "
+            "more steps does not break down at one of them."
         )
     elif few:
         text = (
             f"The accept length of {acceptance.observed:.2f} is low for {steps} drafted tokens a round (at most "
-            f"{1 + (steps or 0)}.00), over {acceptance.rounds} rounds; no expected one is known, so that shows no fault."
+            f"{1 + (steps or 0)}.00), over {plural(acceptance.rounds, 'round')}; no expected one is known, so that shows "
+            "no fault."
         )
     else:
         return

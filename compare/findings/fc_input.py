@@ -8,6 +8,7 @@ from typing import Any
 from drafttrace.compare.facts import Facts
 from drafttrace.compare.fc_input import FIT, FITS, FcSlot
 from drafttrace.compare.findings.base import finder, finding, name_slots
+from drafttrace.compare.plurals import plural
 from drafttrace.compare.result import Finding
 
 _NAMES = {
@@ -141,10 +142,15 @@ def _shifted(slots: Sequence[FcSlot]) -> Finding:
 
 def _stale(stale: Sequence[FcSlot]) -> Finding:
     first = stale[0]
+    copies = (
+        "is a copy of another position's aux row"
+        if len(first.stale) == 1
+        else "are copies of aux rows of other positions"
+    )
     return finding(
         "stale-rows",
-        f"{len(first.stale)} rows of fc's input are copies of aux rows of other positions (position {first.stale[0][0]} "
-        f"holds the row of position {first.stale[0][1]}).",
+        f"{plural(len(first.stale), 'row')} of fc's input {copies} (position {first.stale[0][0]} holds the row of position "
+        f"{first.stale[0][1]}).",
         slots=[s.slot for s in stale],
         confidence=0.95,
         evidence={str(s.slot): [list(pair) for pair in s.stale] for s in stale},

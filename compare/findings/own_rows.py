@@ -180,7 +180,8 @@ def _what(one: OwnPart, *, plural: bool) -> str:
     if fit.name == "bytes":
         return f"{is_} {of} with its {fit.fitted['stored_as']} bytes read as {fit.fitted['read_as']}"
     if fit.name == "zeroed":
-        return f"{is_} {of} with {len(fit.fitted['channels'])} channels that are 0"
+        channels = plural(len(fit.fitted["channels"]), "channel")
+        return f"{is_} {of} with {channels} of zeros"
     if fit.name in words:
         return f"{is_} {of} {words[fit.name]}"
     return f"{is_} only a part of {of}: " + (

@@ -156,13 +156,17 @@ def _prefix_gap(facts: Facts) -> Iterator[Finding]:
         return
     yield finding(
         "prefix-gap",
-        f"The first {gap} prompt tokens have no rows on the left: they came from the prefix cache. That is no fault; they "
-        "were not compared.",
+        f"{'The first prompt token has' if gap == 1 else f'The first {gap} prompt tokens have'} no rows on the left: "
+        f"{'it' if gap == 1 else 'they'} came from the prefix cache. That is no fault; {_not_compared(gap)}.",
         confidence=0.99,
         evidence={"tokens": gap},
         remedy="To compare them too, record with a fresh prefix (drafttrace record gives every request its own extra_key).",
         severity=NOTE,
     )
+
+
+def _not_compared(count: int) -> str:
+    return f"{'it was' if count == 1 else 'they were'} not compared"
 
 
 def _span(facts: Facts) -> Iterator[Finding]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from drafttrace.compare.align import Alignment, valid_tokens
 from drafttrace.compare.facts import Facts
 from drafttrace.compare.findings.base import finder, finding, quoted
+from drafttrace.compare.plurals import plural
 from drafttrace.compare.result import Finding, FirstDifference
 from drafttrace.compare.sample import MIN_ROWS
 from drafttrace.compare.vocabulary import Entry, register
@@ -107,7 +108,7 @@ def _only_a_start(facts: Facts, alignment: Alignment) -> Finding:
     assert d is not None
     return finding(
         "no-overlap",
-        f"The two sides share their first {d.index} tokens only, and no four in a row after those: token {d.index} differs "
+        f"The two sides share their first {_first(d.index)} only, and no four in a row after that: token {d.index} differs "
         f"(id {d.left_id} against {d.reference_id}){_texts(facts)}. They hold other prompts, or ids of two tokenizers.",
         confidence=0.97,
         evidence={"first_difference": d.index, "first_ids": [d.left_id, d.reference_id]},
@@ -222,9 +223,10 @@ def _divergence(facts: Facts, alignment: Alignment) -> Finding:
 
 def _truncated(facts: Facts, alignment: Alignment, ours: int, theirs: int) -> Finding:
     if alignment.truncated == "reference":
-        what = f"The reference ends after {theirs} tokens, inside a prompt of {facts.left.prompt_length}"
+        what = f"The reference ends after {plural(theirs, 'token')}, inside a prompt of {facts.left.prompt_length}"
     else:
-        what = f"The request's prompt ends after {facts.left.prompt_length} tokens, before the reference's answer begins"
+        length = plural(facts.left.prompt_length or 0, "token")
+        what = f"The request's prompt ends after {length}, before the reference's answer begins"
     return finding(
         "template-divergence",
         f"{what}: the prompt was truncated on one side.",
@@ -232,3 +234,8 @@ def _truncated(facts: Facts, alignment: Alignment, ours: int, theirs: int) -> Fi
         evidence={"truncated": alignment.truncated, "left_tokens": ours, "reference_tokens": theirs},
         remedy="Raise the length limit on the side that cut (max_length of the dump, context length of the server).",
     )
+
+
+def _first(count: int) -> str:
+    """How many of the first tokens: ``token``, ``3 tokens``."""
+    return "token" if count == 1 else f"{count} tokens"

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from drafttrace.compare.facts import Facts
 from drafttrace.compare.findings.base import finder, finding, quoted
+from drafttrace.compare.plurals import plural
 from drafttrace.compare.result import FAULT, NOTE, Finding
 from drafttrace.compare.vocabulary import Entry, register
 from drafttrace.tracer.capture import Capture, Probe
@@ -70,7 +71,7 @@ def find(facts: Facts) -> Iterator[Finding]:
         if dropped:
             yield finding(
                 "rows-dropped",
-                f"The {side} trace dropped {max(p.dropped for p in dropped)} rows: "
+                f"The {side} trace dropped {plural(max(p.dropped for p in dropped), 'row')}: "
                 f"{_reason(capture) or 'its budget or its queue was full'}.",
                 confidence=0.99,
                 evidence={p.name: {"rows": p.rows, "dropped": p.dropped} for p in dropped},

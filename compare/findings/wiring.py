@@ -10,6 +10,7 @@ from drafttrace.compare.findings.base import boundary_list, finder, finding, nam
 from drafttrace.compare.findings.positions import placed
 from drafttrace.compare.findings.wiring_words import called, held, listed, unpaired
 from drafttrace.compare.part_words import levels_of
+from drafttrace.compare.plurals import plural
 from drafttrace.compare.remedy import already_live, wiring_remedy
 from drafttrace.compare.result import FAULT, NOTE, Finding
 from drafttrace.compare.vocabulary import Entry, register
@@ -137,6 +138,12 @@ def _remedy(facts: Facts) -> str:
     return wiring_remedy(facts.reference_wiring, facts.wiring_block, draft if isinstance(draft, str) else None)
 
 
+def _levels(facts: Facts, slots: Sequence[int]) -> str:
+    """How far the slots are from the reference's in the same place, beside their limits; nothing if none was compared."""
+    compared = [s for s in facts.slots if s.slot in slots and s.rows]
+    return f" ({levels_of(compared)})" if compared else ""
+
+
 def _how(facts: Facts) -> str:
     return "" if facts.reading_by == VALUE else " (by the files' declarations; no layer sweep was recorded)"
 
@@ -164,8 +171,8 @@ def _slot_count(facts: Facts) -> Iterator[Finding]:
     if not theirs:
         yield finding(
             "slot-count",
-            f"The server hands over {ours} slots, the reference holds none: it is a dump for a draft without fc (EAGLE-1, "
-            "EAGLE-2, MTP), or its slots were not written.",
+            f"The server hands over {plural(ours, 'slot')}, the reference holds none: it is a dump for a draft without fc "
+            "(EAGLE-1, EAGLE-2, MTP), or its slots were not written.",
             confidence=0.9,
             evidence={"left_slots": ours, "reference_slots": 0},
             remedy="Give the dump that this draft was trained on, or make one from the target: drafttrace reference.",
@@ -173,7 +180,7 @@ def _slot_count(facts: Facts) -> Iterator[Finding]:
         return
     yield finding(
         "slot-count",
-        f"The server hands over {ours} slots, the reference has {theirs}.",
+        f"The server hands over {plural(ours, 'slot')}, the reference has {theirs}.",
         slots=range(min(ours, theirs), max(ours, theirs)),
         confidence=0.99,
         evidence=_evidence(facts, left_slots=ours, reference_slots=theirs),
@@ -295,7 +302,7 @@ def _offset(facts: Facts, reading: Reading) -> Iterator[Finding]:
         head = f"{name_slots(slots).capitalize()} {'is' if len(slots) == 1 else 'are'} one boundary {when}"
     yield finding(
         "boundary-offset",
-        f"{head}: {', '.join(pairs)}{_how(facts)}.",
+        f"{head}: {', '.join(pairs)}{_how(facts)}{_levels(facts, slots)}.",
         slots=slots,
         confidence=_certainty(facts),
         evidence=_evidence(facts, offsets=list(reading.offsets)),
@@ -316,7 +323,8 @@ def _wrong(facts: Facts, reading: Reading) -> Iterator[Finding]:
         pairs.append(f"slot {i} {verb} {held(facts, i)}, training had {had}")
     yield finding(
         "wrong-boundary",
-        f"The server captures other boundaries than training: {'; '.join(pairs)}{_how(facts)}.",
+        f"The server captures other boundaries than training: {'; '.join(pairs)}{_how(facts)}"
+        f"{_levels(facts, reading.wrong)}.",
         slots=reading.wrong,
         confidence=_certainty(facts),
         evidence=_evidence(facts, offsets=list(reading.offsets)),

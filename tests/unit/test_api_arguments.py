@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import shutil
 from pathlib import Path
 
@@ -43,3 +45,27 @@ def test_a_replay_of_no_steps_is_refused(steps: int) -> None:
     pair = ROOT / "pairs/tiny-kimi"
     with pytest.raises(drafttrace.DrafttraceError, match=f"--steps {steps} is outside 1.."):
         drafttrace.replay(DUMP, pair / "draft", pair / "target", steps=steps)
+
+
+def test_a_file_is_not_held_against_itself() -> None:
+    """The command refuses it; drafttrace.diff(F, F) said match."""
+    with pytest.raises(drafttrace.DrafttraceError, match="are the same file"):
+        drafttrace.diff(KIMI / "fixed.h5", KIMI / "fixed.h5")
+
+
+READING = {"layer_ids", "hidden_size", "slots", "tokens", "last", "last_norm", "mask", "boundaries"}  # of drafttrace.open
+OF_OPEN = READING | {"left_format", "reference_format", "format_", "dump_format", "every"}
+OUTPUT = {"json_out", "markdown", "html", "png", "quiet", "verbose", "fix_to", "force"}
+CALLED = {"threshold": "thresholds", "rank_trace": "rank_traces", "capture": "captures", "wiring": "wirings"}
+# check reads a trace for its folders, and asks a server: Python gives the folders
+OF_CHECK = {"trace", "url", "api_key"}
+
+
+@pytest.mark.parametrize("name", ["diff", "check", "replay"])
+def test_what_a_command_takes_python_takes(name: str) -> None:
+    """--noise was checked against the trace by the command alone; --algorithm, --ignore and --slots-are had no name."""
+    command = importlib.import_module(f"drafttrace.tracer.commands.{name}")
+    wanted = set(inspect.signature(getattr(command, name)).parameters) - OUTPUT - OF_OPEN
+    wanted -= OF_CHECK if name == "check" else set()
+    taken = set(inspect.signature(getattr(drafttrace, name)).parameters)
+    assert {CALLED.get(one, one) for one in wanted} <= taken

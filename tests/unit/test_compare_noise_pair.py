@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import drafttrace
 import numpy as np
 import pytest
 from compare_world import bf16
@@ -43,3 +44,13 @@ def test_a_slot_of_another_width_is_refused_in_words() -> None:
     narrow = replace(reference.slots[1], rows=bf16(reference.slots[1].rows.floats()[:, :48]))
     with pytest.raises(NothingToCompare, match=r"Slot 1 is 96 wide in .* and 48 in"):
         diff(trace("kimi"), replace(reference, slots=(reference.slots[0], narrow, reference.slots[2])))
+
+
+def test_python_refuses_another_models_noise_as_the_command_does() -> None:
+    """drafttrace.diff(..., noise=(A, B)) judged tiny-kimi by a floor of tiny-llama."""
+    paths = [str(TRACES / name) for name in ("tiny-kimi/fixed.h5", "tiny-kimi/dump/data_0.pt")]
+    again = str(TRACES / "tiny-llama/healthy.h5")
+    with pytest.raises(NothingToCompare, match=r"another model than .*hidden size is 128, not 96"):
+        drafttrace.diff(*paths, noise=(again, again))
+    with pytest.raises(NothingToCompare, match="another model"):
+        drafttrace.noise(again, again, of=paths[0])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -23,11 +22,10 @@ from drafttrace.tracer.commands.reading import (
     TokensName,
     said,
 )
-from drafttrace.tracer.errors import DrafttraceError, NothingToCompare
+from drafttrace.tracer.errors import DrafttraceError
 
 if TYPE_CHECKING:
     from drafttrace.compare.result import Result
-    from drafttrace.tracer.capture import Capture
     from drafttrace.tracer.dumps.registry import FieldMap, Request
 
 
@@ -62,7 +60,7 @@ def compare_paths(
     from drafttrace.tracer.decoding import decoder, tokenizer_folder
     from drafttrace.tracer.exchanged_sides import are_exchanged, told
     from drafttrace.tracer.open import open_capture
-    from drafttrace.tracer.open_two import open_alone, open_two
+    from drafttrace.tracer.open_two import open_alone, open_two, refuse_itself
 
     theirs = None
     if reference is None:
@@ -82,7 +80,7 @@ def compare_paths(
             request=request,
         )
         ours = told(ours, theirs) if exchanged else ours
-        _refuse_itself(ours, theirs)
+        refuse_itself(ours, theirs)
     floor = None
     if noise is not None:
         floor = measure_noise(open_capture(noise[0]), open_capture(noise[1]), of=ours)
@@ -103,19 +101,6 @@ def _refuse_format_of_nothing(reference_format: str | None) -> None:
         raise DrafttraceError(
             f"--format {reference_format} is how REFERENCE is to be read, and there is no REFERENCE; give one, or name the "
             "format of LEFT with --left-format."
-        )
-
-
-def _refuse_itself(left: Capture, reference: Capture) -> None:
-    """A file matches itself whatever the server did, and the exit code would say that all is well.
-
-    Two readings of one file are two things that can differ.
-    """
-    same = left.format == reference.format and left.sample == reference.sample
-    if same and os.path.realpath(left.path) == os.path.realpath(reference.path):
-        raise NothingToCompare(
-            f"LEFT and REFERENCE are the same file '{reference.path}', which always matches itself; give what training "
-            "stored as REFERENCE."
         )
 
 

@@ -333,11 +333,12 @@ def _norm_weights(left: Capture, location: Location | None, read: NormWeights) -
     if location is None:
         return {}
     last = left.last.name if left.last is not None else None
-    differing = {
-        s.explanation.fit.name
+    fits = [
+        s.explanation.fit
         for s in (*location.left, *location.reference)
         if s.explanation is not None and (s.index >= 0 or s.explanation.target == last)
-    }
+    ]
+    differing = {name for fit in fits for name in (fit.name, fit.then.name if fit.then is not None else "")}
     return read() if differing & PER_CHANNEL else {}
 
 

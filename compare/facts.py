@@ -81,6 +81,7 @@ class PartFacts:
     left, reference: as for a whole slot, from these rows alone. is_left, is_reference: the slot of the other side whose
     rows they are, though it is not their own. positions, left_rows: ``[m]``. own: the slot is wrong as a whole, and these
     rows are not even what its others are: the sides are then one side's slot and the boundary that its others hold.
+    beyond: the name of the fit that explains all rows of the slot, and was taken out before these were looked at.
     odd_side: "left" or "reference" where the rows are unlike those beside them on that side alone.
     """
 
@@ -93,6 +94,7 @@ class PartFacts:
     positions: Ints = field(compare=False)
     left_rows: Ints = field(compare=False)
     own: bool = False
+    beyond: str | None = None
     odd_side: str | None = None
 
 

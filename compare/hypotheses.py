@@ -13,21 +13,28 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from drafttrace.compare.rotations import agreeing, apart
 from drafttrace.tracer.rows import Floats
 
 Doubles = npt.NDArray[np.float64]
 _AS_LARGE = 0.3
 _ONE_SIZE = 0.02
+_MOST_ROWS = 0.55
+_ROUNDS, _FAR_OFF = 3, 1.5  # of fitting a gain, and the multiple of the usual rest from which a row is left out
+_FACTOR = 0.01  # a factor nearer to 1 is none
+_MISREAD, _SECOND = 0.2, 0.1  # what misread bytes may leave by themselves, and with a second cause beside them
 
 
 @dataclass(frozen=True)
 class Fit:
-    """One explanation of x by y: its name, what is left, its handicap (freedom), and what was fitted."""
+    """One explanation of x by y: its name, what is left, its handicap (freedom), and what was fitted. then: a second one
+    that holds beside it: x is y through that one first."""
 
     name: str
     residual: float
     handicap: float
     fitted: Mapping[str, Any] = field(default_factory=dict)
+    then: Fit | None = None
 
     @property
     def score(self) -> float:
@@ -77,10 +84,11 @@ def scalar(x: Doubles, y: Doubles) -> Fit:
     with np.errstate(all="ignore"):
         factors = _dots(x, y) / _squares(y)
     factor = float(np.median(factors[::2])) if len(factors) else float("nan")
-    root = float(np.sqrt(x.shape[1]))
-    return Fit(
-        "scalar", residual(x[1::2], factor * y[1::2]), 1.3, {"factor": factor, "factor_over_sqrt_h": factor / root}
-    )
+    return Fit("scalar", residual(x[1::2], factor * y[1::2]), 1.3, _factor(factor, x.shape[1]))
+
+
+def _factor(factor: float, width: int) -> dict[str, float]:
+    return {"factor": factor, "factor_over_sqrt_h": factor / float(np.sqrt(width))}
 
 
 def rms_normed(x: Doubles, y: Doubles) -> Fit:
@@ -128,28 +136,58 @@ def un_normed(x: Doubles, y: Doubles) -> Fit:
 def rotated(x: Doubles, y: Doubles) -> Fit:
     """x is y under one orthogonal map: norms and all inner products between rows are kept, though the rows are not.
 
-    No map needs to be fitted: the Gram matrices of the unit rows agree exactly when one exists.
+    No map needs to be fitted: the Gram matrices of the unit rows agree exactly when one exists (see
+    :mod:`~drafttrace.compare.rotations`). Where all norms are changed by one number, or made alike, that is a second fit.
     """
     if len(x) < 4:
         return Fit("rotation", float("nan"), 3.0)
-    norm_x, norm_y = np.linalg.norm(x, axis=1), np.linalg.norm(y, axis=1)
-    gram_x, gram_y = _gram(x / norm_x[:, None]), _gram(y / norm_y[:, None])
-    off = float(np.linalg.norm(gram_x - gram_y) / max(1e-12, float(np.linalg.norm(gram_y))))
-    stretch = float(np.median(np.abs(norm_x / norm_y - 1)))
-    sorted_channels = residual(np.sort(x, axis=1), np.sort(y, axis=1))
+    good = agreeing(x, y)
+    x, y = x[good], y[good]
+    ratio = np.linalg.norm(x, axis=1) / np.linalg.norm(y, axis=1)
+    factor = float(np.median(ratio))
+    stretch, then, before = float(np.median(np.abs(ratio - 1))), None, y
+    if _of_one_size(rms(x)) and not _of_one_size(rms(y)):
+        size = float(np.median(rms(x)))
+        stretch, then, before = 0.0, Fit("rms", 0.0, 1.6, _factor(size, x.shape[1])), size * y / rms(y)
+    elif stretch > _FACTOR:
+        stretch = float(np.median(np.abs(ratio / factor - 1)))
+        then, before = Fit("scalar", stretch, 1.3, _factor(factor, x.shape[1])), factor * y
+    sorted_channels = residual(np.sort(x, axis=1), np.sort(before, axis=1))
     fitted = {"norms_differ_by": stretch, "channels_permuted": sorted_channels < 0.05}
-    return Fit("rotation", max(off, stretch), 3.0, fitted)
+    return Fit("rotation", max(apart(x, y), stretch), 3.0, fitted, then)
 
 
 def bytes_reread(x: Doubles, y: Doubles) -> Fit:
     """x is y with its bf16 bytes read as fp16, or its fp16 bytes read as bf16; the better of the two."""
-    as_fp16 = _restored(x, "fp16")
-    as_bf16 = _restored(x, "bf16")
+    as_fp16 = restored(x, "fp16")
+    as_bf16 = restored(x, "bf16")
     options = [
         Fit("bytes", _restored_residual(as_fp16, y), 2.0, {"read_as": "fp16", "stored_as": "bf16"}),
         Fit("bytes", _restored_residual(as_bf16, y), 2.0, {"read_as": "bf16", "stored_as": "fp16"}),
     ]
-    return min(options, key=lambda f: f.residual if np.isfinite(f.residual) else np.inf)
+    best = min(options, key=_left_over)
+    if _left_over(best) < _MISREAD:
+        return best
+    twice = [
+        one for one in (_and_more(as_fp16, y, options[0]), _and_more(as_bf16, y, options[1])) if one is not None
+    ]
+    return min([best, *twice], key=_left_over)
+
+
+def _left_over(fit: Fit) -> float:
+    return fit.residual if np.isfinite(fit.residual) else np.inf
+
+
+def _and_more(back: Floats, y: Doubles, plain: Fit) -> Fit | None:
+    """Misread bytes of a state that is y only through another fit."""
+    a, b = usable(back, y)
+    if len(a) < 8:
+        return None
+    for fits in ((scalar, rms_normed, gain, normed), (rotated,)):
+        best = min((fit(a, b) for fit in fits), key=lambda f: _left_over(f) * f.handicap)
+        if best.residual < _SECOND:
+            return Fit(plain.name, best.residual, plain.handicap * best.handicap, plain.fitted, best)
+    return None
 
 
 # Fits that keep the direction of most rows near y's, and those that do not: they need not be tried on an x that is
@@ -223,7 +261,42 @@ def _alike(sizes: Doubles) -> bool:
     return bool(high - low < _ONE_SIZE * middle)
 
 
+def _of_one_size(sizes: Doubles) -> bool:
+    """Whether most rows have one size, whatever the others are."""
+    return bool((np.abs(sizes / np.median(sizes) - 1) < _ONE_SIZE / 2).mean() > _MOST_ROWS)
+
+
 def _fit_gain(x: Doubles, y: Doubles) -> Doubles:
+    """One factor per channel, fitted again without the rows that the first one leaves most of: something else is wrong
+    with those, too."""
+    weight, left = _refined(x, y, _least_squares(x, y))
+    if left > _SECOND:
+        with np.errstate(all="ignore"):
+            middle = np.nanmedian(np.where(y != 0, x / np.where(y != 0, y, 1.0), np.nan), axis=0)
+        other, less = _refined(x, y, np.nan_to_num(middle))
+        weight = other if less < left else weight
+    return weight
+
+
+def _refined(x: Doubles, y: Doubles, weight: Doubles) -> tuple[Doubles, float]:
+    """A gain fitted to the rows that it explains best, and what it leaves of the middle one of all rows."""
+    left = _rests(x, weight * y)
+    for _ in range(_ROUNDS):
+        good = left <= _FAR_OFF * np.median(left)
+        if good.all() or good.sum() < 4:
+            break
+        weight = _least_squares(x[good], y[good])
+        left = _rests(x, weight * y)
+    return weight, float(np.median(left)) if len(left) else float("nan")
+
+
+def _rests(x: Doubles, y: Doubles) -> Doubles:
+    """|x - y| / |x| row by row."""
+    rests: Doubles = np.sqrt(_squares(x - y) / np.maximum(_squares(x), 1e-300))
+    return rests
+
+
+def _least_squares(x: Doubles, y: Doubles) -> Doubles:
     weighted = y / np.maximum(_squares(y), 1e-30)[:, None]
     top, bottom = np.einsum("rh,rh->h", weighted, x), np.einsum("rh,rh->h", weighted, y)
     weight: Doubles = np.where(bottom > 0, top / np.maximum(bottom, 1e-300), 0.0)
@@ -234,14 +307,7 @@ def _renamed(fit: Fit, name: str, handicap: float) -> Fit:
     return Fit(name, fit.residual, handicap, fit.fitted)
 
 
-def _gram(rows: Doubles) -> Doubles:
-    """Inner products of all pairs of different rows."""
-    gram: Doubles = rows @ rows.T
-    np.fill_diagonal(gram, 0.0)
-    return gram
-
-
-def _restored(x: Doubles, read_as: str) -> Floats:
+def restored(x: Doubles, read_as: str) -> Floats:
     """The values that x's bytes mean in the other 16-bit format, if x was read as ``read_as``."""
     with np.errstate(all="ignore"):
         if read_as == "fp16":
@@ -252,10 +318,10 @@ def _restored(x: Doubles, read_as: str) -> Floats:
         return rounded.view(np.float16).astype(np.float32)
 
 
-def _restored_residual(restored: Floats, y: Doubles) -> float:
+def _restored_residual(back: Floats, y: Doubles) -> float:
     """Median over rows, on the channels that came back finite; NaN where most did not."""
-    good = np.isfinite(restored) & np.isfinite(y)
+    good = np.isfinite(back) & np.isfinite(y)
     if good.mean() < 0.5:
         return float("nan")
-    a, b = np.where(good, restored, 0).astype(np.float64), np.where(good, y, 0)
+    a, b = np.where(good, back, 0).astype(np.float64), np.where(good, y, 0)
     return residual(b, a)

@@ -3,27 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from drafttrace.compare.describe import part_rows
 from drafttrace.compare.explain import stream_facts
-from drafttrace.compare.facts import VALUE, PartFacts, StreamFacts
+from drafttrace.compare.facts import VALUE, Explanation, PartFacts, StreamFacts
 from drafttrace.compare.judge import limits_of
 from drafttrace.compare.locate import Located, distance, locate, neighbour_distances
-from drafttrace.compare.measure import measure_rows
+from drafttrace.compare.measure import Bools, measure_rows
 from drafttrace.compare.measured import MeasuredSlot
 from drafttrace.compare.part_sides import odd_side
 from drafttrace.compare.result import SlotResult
 from drafttrace.compare.rowparts import FoundPart, find_parts
 from drafttrace.compare.sample import MAX_ROWS, MAX_VALUES, Sample, Stream, spread
 from drafttrace.compare.streams import Location, Sides, stand_in
-from drafttrace.compare.thresholds import Thresholds, slot_limits
+from drafttrace.compare.thresholds import Limits, Thresholds, slot_limits
+from drafttrace.compare.undone import undo
 from drafttrace.tracer.capture import Ints
 
 _FEWEST = 4
+_TIMES_LEFT = 4.0  # of what a fit leaves in the median: rows further off are something else, too
 _SWEPT = 0.5  # share of the rows that a sweep must hold to place them
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What rows can be explained by. atlas: the sweep. to_left, to_reference: states of the other side, the slot's own
+    partner first."""
+
+    atlas: tuple[Stream, ...]
+    to_left: tuple[Stream, ...]
+    to_reference: tuple[Stream, ...]
+
+    @staticmethod
+    def of(sides: Sides, location: Location, own: tuple[Stream, Stream], home: Stream | None = None) -> Beside:
+        """The slots of both sides; home: what one of ``own`` is as a whole, where that is not the other one."""
+        partners = (*own, *([home] if home is not None else []))
+
+        def first(side: str, slots: tuple[Stream, ...]) -> tuple[Stream, ...]:
+            mine = tuple(s for s in partners if s.side == side)
+            return (*mine, *(s for s in slots if s not in mine))
+
+        left, reference = first("left", sides.left_slots), first("reference", sides.reference_slots)
+        return Beside(location.atlas_streams, reference, left)
 
 
 def fit_parts(
@@ -39,36 +63,137 @@ def fit_parts(
     found = find_parts(
         part_rows(measured.measures, measured.ids, thresholds), limits_of(judged, thresholds), thresholds
     )
-    return tuple(_fit(measured, one, location, sides, thresholds) for one in found)
+    beside = Beside.of(sides, location, (measured.left, measured.reference))
+    return tuple(_fit(measured, one, beside, thresholds) for one in found)
 
 
 def _own_parts(
     measured: MeasuredSlot, location: Location, sides: Sides, thresholds: Thresholds
 ) -> Iterator[PartFacts]:
     """Parts of a slot that is another state than it should be: against that state, and not the other side's slot."""
-    for stream, streams in ((measured.left, location.left), (measured.reference, location.reference)):
-        fact = next((f for f in streams if f.index == measured.index), None)
-        if fact is None or fact.by != VALUE or fact.boundary is None or fact.explanation is not None:
-            continue
-        pairs = measured.pairs
-        index = {"left": pairs.left_rows, "reference": pairs.reference_rows}
-        homes = [(home, home.has(index[home.side])) for home in _homes(stream, fact.boundary, location, sides)]
-        if not homes:
-            continue
-        home, kept = max(homes, key=lambda one: one[1].sum())
-        if kept.sum() < 2 * _FEWEST:
-            continue
-        pairs, ids = pairs.at(kept), measured.ids.at(kept)
-        index = {"left": pairs.left_rows, "reference": pairs.reference_rows}
-        rows = measure_rows(stream.rows, index[stream.side], home.rows, index[home.side], measured.massive)
-        two = (stream, home) if stream.side == "left" else (home, stream)
-        own = MeasuredSlot(measured.index, *two, measured.massive, rows, pairs, ids)
-        limits = slot_limits(thresholds, None, location.neighbours.get(fact.boundary))
-        looked = part_rows(rows, ids, thresholds)
-        alone = replace(looked, odd=np.zeros(len(rows), np.bool_))  # of another state's rows nobody else tells
-        for found in find_parts(looked, limits, thresholds) or find_parts(alone, limits, thresholds):
-            fitted = _fit(own, found, location, sides, thresholds)
-            yield replace(fitted, is_left=None, is_reference=None, own=True)
+    for own in whole_slots(measured, location, sides, thresholds):
+        looked = part_rows(own.measured.measures, own.measured.ids, thresholds)
+        alone = replace(
+            looked, odd=np.zeros(len(looked.odd), np.bool_)
+        )  # of another state's rows nobody else tells
+        for found in find_parts(looked, own.limits, thresholds) or find_parts(alone, own.limits, thresholds):
+            fitted = _fit(own.measured, found, own.beside, thresholds)
+            yield replace(fitted, is_left=None, is_reference=None, own=True, beyond=own.beyond)
+
+
+@dataclass(frozen=True)
+class WholeSlot:
+    """A slot beside what its rows are as a whole. beyond: the fit that was taken out of all of them, None where there is
+    none. limits: what its rows are judged by."""
+
+    measured: MeasuredSlot
+    beside: Beside
+    limits: Limits
+    beyond: str | None
+
+
+def whole_slots(
+    measured: MeasuredSlot, location: Location, sides: Sides, thresholds: Thresholds
+) -> Iterator[WholeSlot]:
+    """Every side's slot against the state that it is as a whole: a boundary, or what it is a known function of. Where each
+    side is such a function of the other one, the better explained side alone."""
+    both = [(measured.left, location.left), (measured.reference, location.reference)]
+    known = [(stream, fact) for stream, streams in both for fact in streams if fact.index == measured.index]
+    changed = [fact for _, fact in known if fact.explanation is not None]
+    best = min(changed, key=lambda fact: fact.explanation.fit.score if fact.explanation else 0.0, default=None)
+    for stream, fact in known:
+        if fact.explanation is not None:
+            own = _unchanged(measured, stream, fact, location, sides, thresholds) if best is fact else None
+        else:
+            own = _moved(measured, stream, fact, location, sides, thresholds)
+        if own is not None:
+            yield own
+
+
+def _moved(
+    measured: MeasuredSlot,
+    stream: Stream,
+    fact: StreamFacts,
+    location: Location,
+    sides: Sides,
+    thresholds: Thresholds,
+) -> WholeSlot | None:
+    """A slot that is another boundary, beside that boundary."""
+    if fact.by != VALUE or fact.boundary is None:
+        return None
+    pairs = measured.pairs
+    index = {"left": pairs.left_rows, "reference": pairs.reference_rows}
+    homes = [(home, home.has(index[home.side])) for home in _homes(stream, fact.boundary, location, sides)]
+    if not homes:
+        return None
+    home, kept = max(homes, key=lambda one: one[1].sum())
+    limits = slot_limits(thresholds, None, location.neighbours.get(fact.boundary))
+    beside = Beside.of(sides, location, (measured.left, measured.reference), home)
+    return _own(measured, stream, home, kept, beside, limits, None)
+
+
+def _unchanged(
+    measured: MeasuredSlot,
+    stream: Stream,
+    fact: StreamFacts,
+    location: Location,
+    sides: Sides,
+    thresholds: Thresholds,
+) -> WholeSlot | None:
+    """A transformed slot beside its origin, with the transformation taken out of both."""
+    explained = fact.explanation
+    assert explained is not None
+    index = {"left": measured.pairs.left_rows, "reference": measured.pairs.reference_rows}
+    origins = [(one, one.has(index[one.side])) for one in _origins(stream, explained, location, sides)]
+    if not origins:
+        return None
+    origin, kept = max(origins, key=lambda one: one[1].sum())
+    undone = undo(explained.fit, location.sample, stream, origin)
+    if undone is None:
+        return None
+    mine, home = undone.of_slot(stream), undone.of_origin(origin)
+    limits = slot_limits(
+        thresholds, None, location.neighbours.get(fact.boundary) if fact.boundary is not None else None
+    )
+    least = _TIMES_LEFT * explained.fit.residual
+    limits = replace(limits, match=max(limits.match, least), noise=max(limits.noise, least))
+    atlas = tuple(home if a is origin else undone.of_origin(a) for a in location.atlas_streams)
+    beside = Beside(atlas, (home,), (mine,)) if stream.side == "left" else Beside(atlas, (mine,), (home,))
+    return _own(measured, mine, home, kept, beside, limits, explained.fit.name)
+
+
+def _origins(stream: Stream, explained: Explanation, location: Location, sides: Sides) -> Iterator[Stream]:
+    """What a transformed slot is made from: the state that explains it, and what the other side holds of that. A sweep may
+    end long before the rows do."""
+    left = stream.side == "left"
+    others = (*sides.reference_slots, *sides.reference_others) if left else (*sides.left_slots, *sides.left_others)
+    sweep = [
+        a for a in location.atlas_streams if explained.boundary is not None and a.boundary == explained.boundary
+    ]
+    facts = location.reference if left else location.left
+    held = {f.name for f in facts if f.explanation is None and f.by == VALUE and f.boundary == explained.boundary}
+    held = held if sweep else {explained.target}
+    yield from (s for s in (*sweep, *(s for s in others if s.name in held)) if s.rows.width == stream.rows.width)
+
+
+def _own(
+    measured: MeasuredSlot,
+    stream: Stream,
+    home: Stream,
+    kept: Bools,
+    beside: Beside,
+    limits: Limits,
+    beyond: str | None,
+) -> WholeSlot | None:
+    if kept.sum() < 2 * _FEWEST:
+        return None
+    pairs, ids = measured.pairs.at(kept), measured.ids.at(kept)
+    index = {"left": pairs.left_rows, "reference": pairs.reference_rows}
+    massive = measured.massive if beyond is None else None
+    rows = measure_rows(stream.rows, index[stream.side], home.rows, index[home.side], massive)
+    two = (stream, home) if stream.side == "left" else (home, stream)
+    own = MeasuredSlot(measured.index, *two, measured.massive, rows, pairs, ids)
+    return WholeSlot(own, beside, limits, beyond)
 
 
 def _homes(stream: Stream, boundary: int, location: Location, sides: Sides) -> Iterator[Stream]:
@@ -81,30 +206,25 @@ def _homes(stream: Stream, boundary: int, location: Location, sides: Sides) -> I
     yield from (home for home in found if home.rows.width == stream.rows.width)
 
 
-def _fit(
-    measured: MeasuredSlot, found: FoundPart, location: Location, sides: Sides, thresholds: Thresholds
-) -> PartFacts:
+def _fit(measured: MeasuredSlot, found: FoundPart, beside: Beside, thresholds: Thresholds) -> PartFacts:
     rows = np.flatnonzero(found.rows)
     pairs = measured.pairs
-    sample, atlas = _sample(measured, rows, location.atlas_streams)
+    sample, atlas = _sample(measured, rows, beside.atlas)
     near = neighbour_distances(sample, atlas) if atlas else {}
 
     def place(stream: Stream) -> Located | None:
         return locate(sample, (stream,), atlas, thresholds.located, near)[0] if atlas else None
 
     ours, theirs = measured.left, measured.reference
-    others = {side: tuple(s for s in (ours, theirs) if s.side == side) for side in ("left", "reference")}
-    for slots in (sides.left_slots, sides.reference_slots):
-        others[slots[0].side] += tuple(s for s in slots if s not in (ours, theirs))
-    [left] = stream_facts((ours,), (place(ours),), sample, atlas, others["reference"], thresholds)
-    [right] = stream_facts((theirs,), (place(theirs),), sample, atlas, others["left"], thresholds)
+    [left] = stream_facts((ours,), (place(ours),), sample, atlas, beside.to_left, thresholds)
+    [right] = stream_facts((theirs,), (place(theirs),), sample, atlas, beside.to_reference, thresholds)
     return PartFacts(
         slot=measured.index,
         part=found.part,
         left=left,
         reference=right,
-        is_left=_other(sample, ours, sides.reference_slots, thresholds),
-        is_reference=_other(sample, theirs, sides.left_slots, thresholds),
+        is_left=_other(sample, ours, beside.to_left, thresholds),
+        is_reference=_other(sample, theirs, beside.to_reference, thresholds),
         positions=pairs.positions[rows],
         left_rows=pairs.left_rows[rows],
         odd_side=_odd_side(measured, found, left, right, thresholds),

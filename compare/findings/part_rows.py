@@ -202,7 +202,7 @@ def _told(facts: Facts, causes: Sequence[PartCause]) -> Finding:
     level = part_levels([cause.fact.part for cause in causes])
     return finding(
         first.id,
-        f"{text}, {'unlike the other rows there' if first.fact.own else 'while the others match'} ({level}).",
+        f"{text}, {_beside(first.fact)} ({level}).",
         slots=slots,
         confidence=min(cause.confidence for cause in causes),
         evidence={
@@ -212,6 +212,13 @@ def _told(facts: Facts, causes: Sequence[PartCause]) -> Finding:
         },
         remedy=f"{part_remedy(first.id, part)} {remedy}".strip(),
     )
+
+
+def _beside(fact: PartFacts) -> str:
+    """What the rows are told apart from."""
+    if fact.beyond is not None:
+        return "beside what all rows of the slot went through"
+    return "unlike the other rows there" if fact.own else "while the others match"
 
 
 def part_evidence(fact: PartFacts) -> dict[str, Any]:

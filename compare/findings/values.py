@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -125,18 +126,31 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 
 def _transformed(facts: Facts) -> Iterator[Finding]:
-    grouped: dict[tuple[str, str], list[tuple[int, StreamFacts, Explanation]]] = {}
+    grouped: dict[tuple[str, str, str | None], list[tuple[int, StreamFacts, Explanation]]] = {}
     partial = facts.ranks.partial.slots if facts.ranks.partial is not None else ()
     side = _deviant_side(facts)
     for index in range(len(facts.slots)):
         if index in partial:  # that the ranks' sum is right says more than what one part resembles
             continue
         stream = _deviant(facts, index, side)
-        if stream is not None and stream.explanation is not None:
-            members = grouped.setdefault((finding_id(stream), stream.side), [])
-            members.append((index, stream, stream.explanation))
-    for (name, whose), told in grouped.items():
-        yield _make(facts, name, whose, told)
+        first = None
+        for one in stages(stream) if stream is not None else ():
+            assert one.explanation is not None
+            members = grouped.setdefault((finding_id(one), one.side, first), [])
+            members.append((index, one, one.explanation))
+            first = first or finding_id(one)
+    for (name, whose, beside), told in grouped.items():
+        yield _make(facts, name, whose, told, beside)
+
+
+def stages(stream: StreamFacts) -> Iterator[StreamFacts]:
+    """The slot once for every cause that its explanation names: misread bytes of a scaled state have two."""
+    while stream.explanation is not None:
+        yield stream
+        fit = stream.explanation.fit
+        if fit.then is None:
+            return
+        stream = replace(stream, explanation=replace(stream.explanation, fit=fit.then))
 
 
 def _explained(facts: Facts, index: int) -> dict[str, tuple[StreamFacts, Explanation]]:
@@ -171,7 +185,14 @@ def _deviant(facts: Facts, index: int, side: str) -> StreamFacts | None:
     return min(found.values(), key=lambda one: one[1].fit.score, default=(None, None))[0]
 
 
-def _make(facts: Facts, name: str, side: str, members: Sequence[tuple[int, StreamFacts, Explanation]]) -> Finding:
+def _make(
+    facts: Facts,
+    name: str,
+    side: str,
+    members: Sequence[tuple[int, StreamFacts, Explanation]],
+    beside: str | None = None,
+) -> Finding:
+    """One cause of some slots. beside: the one that is told of the same slots before it."""
     slots = [index for index, _, _ in members]
     who = "The server's" if side == "left" else "The reference's"
     evidence = {
@@ -189,7 +210,7 @@ def _make(facts: Facts, name: str, side: str, members: Sequence[tuple[int, Strea
     summary, remedy = text_of(name, f"{who} {name_slots(slots)}", told, facts, one=len(slots) == 1)
     return finding(
         name,
-        f"{summary.removesuffix('.')} ({_levels(name, slots, facts)}).",
+        f"{summary.removesuffix('.')}{f', beside its {beside}' if beside else ''} ({_levels(name, slots, facts)}).",
         slots=slots,
         confidence=_confidence(members),
         evidence={"side": side, "fits": evidence},

@@ -1,0 +1,59 @@
+"""Rows that are other rows under one orthogonal map, found without fitting the map.
+
+Such a map keeps every norm and every inner product: the Gram matrices of the unit rows agree. Rows in which something
+else is wrong, too, disagree with most of the others, and are left out.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from drafttrace.compare.measure import Bools, Doubles
+
+_MOST = 0.6  # share of the rows that one map has to explain
+_OFF = 0.3  # of the usual spread of inner products: a row further off is another one's
+_FAINT = 0.1  # singular values below which rounding decides
+
+
+def agreeing(x: Doubles, y: Doubles) -> Bools:
+    """The rows, of ``[m, H]`` each, whose inner products with most others are the same on both sides. All of them where
+    less than six of ten are: then there is no such map."""
+    ours, theirs = gram(x), gram(y)
+    apart = np.abs(ours - theirs)
+    np.fill_diagonal(apart, np.nan)
+    np.fill_diagonal(theirs, np.nan)
+    spread = float(np.nanmedian(np.abs(theirs - np.nanmedian(theirs))))
+    good: Bools = np.nanmedian(apart, axis=1) <= _OFF * spread + 1e-3
+    return good if good.sum() >= max(4, _MOST * len(good)) else np.ones(len(x), np.bool_)
+
+
+def apart(x: Doubles, y: Doubles) -> float:
+    """How much the inner products of the unit rows differ, relative to their size; or to their spread, where all rows lie
+    in one direction anyway and the size says little."""
+    ours, theirs = gram(x), gram(y)
+    off = ~np.eye(len(x), dtype=bool)
+    difference = float(np.linalg.norm((ours - theirs)[off]))
+    centred = theirs[off] - theirs[off].mean()
+    size, spread = float(np.linalg.norm(theirs[off])), float(np.linalg.norm(centred))
+    return max(difference / max(1e-12, size), 0.3 * difference / max(1e-12, spread))
+
+
+def gram(rows: Doubles) -> Doubles:
+    """Inner products of all pairs of unit rows."""
+    unit = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-300)
+    product: Doubles = unit @ unit.T
+    return product
+
+
+def frames(x: Doubles, y: Doubles) -> tuple[Doubles, Doubles]:
+    """Orthonormal columns, ``[H, r]`` for each side, in which rows have the same coordinates on both.
+
+    x, y: rows that one map leads to each other. The columns span what these rows span; rounding leaves out the faintest
+    directions.
+    """
+    ours = x / np.linalg.norm(x, axis=1, keepdims=True)
+    theirs = y / np.linalg.norm(y, axis=1, keepdims=True)
+    left, sizes, right = np.linalg.svd(theirs, full_matrices=False)
+    kept = sizes > _FAINT
+    mix = left[:, kept] / sizes[kept]
+    return ours.T @ mix, right[kept].T

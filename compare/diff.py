@@ -13,7 +13,7 @@ from drafttrace.compare.acceptance import Expected, acceptance_of
 from drafttrace.compare.align import Alignment, plan
 from drafttrace.compare.broken import Measured, find_broken
 from drafttrace.compare.copies import look_for_copies, row_maps
-from drafttrace.compare.facts import CopyFacts, Facts, PartFacts, RowFacts, layers_of
+from drafttrace.compare.facts import CopyFacts, Facts, PartFacts, RowFacts, SingleFacts, layers_of
 from drafttrace.compare.findings import diagnose
 from drafttrace.compare.findings.noise import worth_a_look
 from drafttrace.compare.findings.tokens import first_difference
@@ -30,6 +30,7 @@ from drafttrace.compare.ranks import RankFacts, RankRows, compare_hashes, find_p
 from drafttrace.compare.result import EXIT_CODES, Result, SlotResult
 from drafttrace.compare.rope_facts import RopeTrial
 from drafttrace.compare.sample import MIN_ROWS
+from drafttrace.compare.single_rows import fit_singles
 from drafttrace.compare.streams import Location, Sides, Wirings, find_shift, locate_all, wirings
 from drafttrace.compare.thresholds import DEFAULT, Noise, Thresholds
 from drafttrace.tracer.capture import Capture
@@ -91,6 +92,13 @@ def diff(
         for slot, judged in zip(measured, slots, strict=True)
         for one in fit_parts(slot, judged, location, sides, thresholds)
     )
+    singles = tuple(
+        one
+        for slot, judged in zip(measured, slots, strict=True)
+        for one in fit_singles(
+            slot, judged, [p for p in parts if p.slot == slot.index], location, sides, thresholds
+        )
+    )
     maps = row_maps(left, measured, slots, location.cross, thresholds.match, parts)
     del measured  # some 60 bytes a row and slot, before the last state's come
     beside = tuple(measured_others(left, reference, sides, alignment, location))
@@ -109,6 +117,7 @@ def diff(
         odd=odd,
         odd_beside=odd_beside,
         parts=parts,
+        singles=singles,
         grids=_grids(sides, slots, location),
         wirings=wirings(location, layers_of(left, reference)),
         ranks=replace(between, partial=partial),
@@ -171,6 +180,7 @@ class _Work:
     odd: tuple[RowFacts, ...] = ()
     odd_beside: tuple[RowFacts, ...] = ()
     parts: tuple[PartFacts, ...] = ()
+    singles: tuple[SingleFacts, ...] = ()
     grids: tuple[Grid, ...] = ()
     wirings: Wirings = NO_WIRINGS
     ranks: RankFacts = NO_RANKS
@@ -277,6 +287,7 @@ def _finish(work: _Work, judging: _Judging) -> Result:
         rope=judging.rope() if work.slots and all(s.verdict != MISMATCH for s in work.slots) else None,
         decode=judging.decode,
         parts=work.parts,
+        singles=work.singles,
         grids=work.grids,
         broken_reference=find_broken(reference, _measured(work, "reference")) if reference is not None else (),
     )

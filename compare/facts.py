@@ -99,6 +99,34 @@ class PartFacts:
 
 
 @dataclass(frozen=True)
+class SingleRow:
+    """One row that is known by itself. kind: what it is (scale, position, slot, boundary, bytes, zeroed,
+    constant). side: the one whose row it is, None where the row does not tell. left_over: relative L2 that this leaves.
+    value: the factor, position, slot, boundary, or number of channels. more: words for a kind that needs some."""
+
+    position: int
+    kind: str
+    side: str | None
+    left_over: float
+    value: float | int | None
+    more: str
+
+
+@dataclass(frozen=True)
+class SingleFacts:
+    """Rows of a slot that differ, too few to be looked at together. rest: positions of those that nothing explains, where
+    nobody else tells of them. rel_l2: by position. own: the slot is wrong as a whole, and these rows beside that."""
+
+    slot: int
+    rows: tuple[SingleRow, ...]
+    rest: tuple[int, ...]
+    rel_l2: Mapping[int, float]
+    compared: int
+    limit: float
+    own: bool
+
+
+@dataclass(frozen=True)
 class CopyFacts:
     """Rows that stand where another row belongs.
 
@@ -120,6 +148,15 @@ class CopyFacts:
         leaks = {one.slot for one in self.leaks if one.slot is not None}
         return repeats | {one.slot for one in self.borrowed} | {one.slot for one in self.maps} | leaks
 
+    def positions(self, slot: int) -> frozenset[int] | None:
+        """The positions of the rows of a slot in which something was found; None where not all of them are known."""
+        repeats = [one for one in (*self.left, *self.reference) if one.slot == slot]
+        if any(one.slot == slot for one in self.maps) or any(one.count > len(one.rows) for one in repeats):
+            return None
+        found = {row.position for one in repeats for row in one.rows}
+        found |= {one.row.position for one in self.borrowed if one.slot == slot}
+        return frozenset(found | {row.position for one in self.leaks if one.slot == slot for row in one.rows})
+
 
 @dataclass(frozen=True)
 class Facts:
@@ -130,8 +167,8 @@ class Facts:
     left side's rows before and after it show it, None where they do not. norm_weights: the norm weights of the served
     models by name, read where a fitted gain asks for them. rope: the draft replayed with the target's rope base, where its
     config gives another one and the slots are right. rows, other_rows: of the slots, and of the embedding and
-    the last state. parts: rows of slots that differ while the others do not. grids: number
-    formats of slots coarser than bf16. broken_reference: taps of the reference with
+    the last state. parts: rows of slots that differ while the others do not. singles: rows that are
+    too few for that. grids: number formats of slots coarser than bf16. broken_reference: taps of the reference with
     rows that can be no state; of the left side ``inside`` tells.
     """
 
@@ -163,6 +200,7 @@ class Facts:
     rope: RopeTrial | None
     decode: Callable[[int], str] | None
     parts: tuple[PartFacts, ...] = ()
+    singles: tuple[SingleFacts, ...] = ()
     grids: tuple[Grid, ...] = ()
     broken_reference: tuple[BrokenTap, ...] = ()
 

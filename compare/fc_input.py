@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from drafttrace.compare.hypotheses import Fit, explain, far_fits, near_fits, normed, usable
+from drafttrace.compare.hypotheses import Fit, explain, far_fits, identity, near_fits, normed, usable
 from drafttrace.compare.measure import Bools
 from drafttrace.tracer.capture import Accepted, Capture, DraftRows, Ints, Phase
 from drafttrace.tracer.rows import Floats
@@ -118,7 +118,8 @@ def _joint_norm(pairs: _Pairs) -> Fit | None:
     """One RMS norm over all slots together (norm_before_fc), which no slot shows by itself; None where it fits badly."""
     x, y = usable(pairs.values, np.concatenate(pairs.aux, axis=1))
     fit = normed(x, y) if len(x) >= 4 else None
-    return fit if fit is not None and fit.residual < _SURE else None
+    known = fit is not None and fit.residual < _SURE and identity(x, y).residual > fit.residual
+    return fit if known else None
 
 
 def pair_draft_rows(trace: Capture, draft: DraftRows, offsets: Mapping[int, int]) -> tuple[Ints, Ints]:

@@ -20,8 +20,10 @@ Doubles = npt.NDArray[np.float64]
 _AS_LARGE = 0.3
 _ONE_SIZE = 0.02
 _MOST_ROWS = 0.55
-_ROUNDS, _FAR_OFF = 3, 1.5  # of fitting a gain, and the multiple of the usual rest from which a row is left out
+_ROUNDS, _FAR_OFF = 2, 4.0  # of fitting a gain, and the multiple of the usual rest from which a row is left out
+_SAME_WAY = 0.8  # cosine of states that are turned nowhere
 _FACTOR = 0.01  # a factor nearer to 1 is none
+_SPREAD = (0.7, 5.0)  # standard deviation of the states' sizes, in powers of two
 _MISREAD, _SECOND = 0.2, 0.1  # what misread bytes may leave by themselves, and with a second cause beside them
 
 
@@ -143,6 +145,9 @@ def rotated(x: Doubles, y: Doubles) -> Fit:
         return Fit("rotation", float("nan"), 3.0)
     good = agreeing(x, y)
     x, y = x[good], y[good]
+    cosine = _dots(x, y) / np.sqrt(_squares(x) * _squares(y))
+    if np.median(np.abs(cosine)) > _SAME_WAY:
+        return Fit("rotation", float("nan"), 3.0)
     ratio = np.linalg.norm(x, axis=1) / np.linalg.norm(y, axis=1)
     factor = float(np.median(ratio))
     stretch, then, before = float(np.median(np.abs(ratio - 1))), None, y
@@ -159,11 +164,13 @@ def rotated(x: Doubles, y: Doubles) -> Fit:
 
 def bytes_reread(x: Doubles, y: Doubles) -> Fit:
     """x is y with its bf16 bytes read as fp16, or its fp16 bytes read as bf16; the better of the two."""
+    # Each side is the other one misread: the one that looks like no state is.
+    handicap = 6.0 if is_plausible(x) else 2.0
     as_fp16 = restored(x, "fp16")
     as_bf16 = restored(x, "bf16")
     options = [
-        Fit("bytes", _restored_residual(as_fp16, y), 2.0, {"read_as": "fp16", "stored_as": "bf16"}),
-        Fit("bytes", _restored_residual(as_bf16, y), 2.0, {"read_as": "bf16", "stored_as": "fp16"}),
+        Fit("bytes", _restored_residual(as_fp16, y), handicap, {"read_as": "fp16", "stored_as": "bf16"}),
+        Fit("bytes", _restored_residual(as_bf16, y), handicap, {"read_as": "bf16", "stored_as": "fp16"}),
     ]
     best = min(options, key=_left_over)
     if _left_over(best) < _MISREAD:
@@ -178,10 +185,19 @@ def _left_over(fit: Fit) -> float:
     return fit.residual if np.isfinite(fit.residual) else np.inf
 
 
+def is_plausible(back: Doubles) -> bool:
+    """Whether values spread over powers of two as states do: misread bytes spread over far more, so that one channel is all
+    that a distance sees, or over hardly any. One row throughout is no state, either."""
+    if len(back) > 1 and (back == back[:1]).all():
+        return False
+    sizes = np.log2(np.abs(back[np.isfinite(back) & (back != 0)]))
+    return bool(len(sizes)) and _SPREAD[0] < float(np.std(sizes)) < _SPREAD[1]
+
+
 def _and_more(back: Floats, y: Doubles, plain: Fit) -> Fit | None:
     """Misread bytes of a state that is y only through another fit."""
-    a, b = usable(back, y)
-    if len(a) < 8:
+    a, b = usable(back, y.astype(np.float32))
+    if len(a) < 8 or not is_plausible(a):
         return None
     for fits in ((scalar, rms_normed, gain, normed), (rotated,)):
         best = min((fit(a, b) for fit in fits), key=lambda f: _left_over(f) * f.handicap)

@@ -85,6 +85,7 @@ def rejudge(result: Result, thresholds: Thresholds) -> Result:
     from drafttrace.compare.findings.base import in_order
     from drafttrace.compare.findings.few_rows import cautious, few_rows
     from drafttrace.compare.findings.level import Ending, conclusion, find_unexplained
+    from drafttrace.compare.findings.open_rows import rows_named
 
     _check(result, thresholds)
     slots = tuple(
@@ -93,12 +94,15 @@ def rejudge(result: Result, thresholds: Thresholds) -> Result:
     )
     others = tuple(judge_slot(_parted(slot, thresholds), thresholds) for slot in result.others)
     bad = {slot.slot for slot in slots if slot.verdict == MISMATCH}
-    found = [f for f in result.findings if f.id not in _BY_LEVEL]
+    found = [f for f in result.findings if f.id not in _BY_LEVEL or _of_tensors(f)]
     found = [f for f in found if not f.judged_by_level or (set(f.slots) & bad and f.id != "quantization-noise")]
     compared = result.verdict != INCOMPARABLE or any(slot.rows for slot in slots)
     judged = counted(slots, others, len(result.left.slots))
     if compared:
-        found += [*few_rows(slots, thresholds), *find_unexplained(slots, others, found, thresholds)]
+        found += [
+            *few_rows(slots, thresholds, rows_named(found)),
+            *find_unexplained(slots, others, found, thresholds),
+        ]
         beside = tuple(state.slot for state in others)
         ending = Ending(result.acceptance, len(slots), beside, result.reference is None, thresholds, slots)
         found += cautious(conclusion(ending, found, overall(judged, found, compared)), slots)
@@ -114,6 +118,17 @@ def rejudge(result: Result, thresholds: Thresholds) -> Result:
         exit_code=EXIT_CODES[verdict],
         summary=summary_of(verdict, findings, slots, (result.left, result.reference), result.alignment),
     )
+
+
+def _of_tensors(finding: Finding) -> bool:
+    """Whether rows without a known cause were found by what a result does not keep: a trace's own sweep, or what is left of
+    a slot when the transformation of all its rows is taken out."""
+    from drafttrace.compare.findings.open_rows import SINGLE
+    from drafttrace.compare.findings.own_wiring import OWN_SWEEP
+
+    evidence = finding.evidence
+    known = "part" in evidence or SINGLE in evidence or evidence.get("against") == OWN_SWEEP
+    return finding.id == "unexplained" and known
 
 
 _BY_LEVEL = ("none", "downstream", "unexplained", "vocab-coverage")

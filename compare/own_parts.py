@@ -137,7 +137,10 @@ def _spread(positions: Ints, rel_l2: Floats, of: int, usual: float) -> RowPart:
 
 
 def _moved(stream: Stream, home: Stream, index: Ints, chosen: Ints, positions: Ints) -> tuple[tuple[int, int], ...]:
-    """The rows ``chosen`` that are the declared boundary's of other positions, where most are."""
+    """The rows ``chosen`` that are the declared boundary's of other positions, where most are. Stored bytes are compared:
+    in another number format they mean other values."""
+    if stream.rows.dtype != home.rows.dtype:
+        return ()
     theirs = hash_rows(home.rows, index, BLOCK_BYTES)
     places = {int(key): int(position) for key, position in zip(theirs[::-1], positions[::-1], strict=True)}
     ours = hash_rows(stream.rows, index[chosen], BLOCK_BYTES)

@@ -12,7 +12,8 @@ from drafttrace.tracer.rows import Floats, Rows
 
 _LOOKED_AT = 48
 _FEWEST = 4
-_NEARLY_ALL = 0.9
+NEARLY_ALL = 0.9
+"""The share of rows that have to be equal."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def _same(x: Floats, y: Floats) -> bool:
     x, y = x[states], y[states]
     if len(x) < _FEWEST or same_rows(x, x[:1].repeat(len(x), 0)).mean() > 0.5:
         return False
-    return bool(same_rows(x, y).mean() >= _NEARLY_ALL)
+    return bool(same_rows(x, y).mean() >= NEARLY_ALL)
 
 
 def _holds(trace: Capture, said: int | None, rows: Rows) -> int | None:

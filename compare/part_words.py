@@ -87,7 +87,7 @@ def part_hint(part: RowPart) -> str:
     return "Look at what these rows have in common: the same round or batch, ranks, or tokens of one kind."
 
 
-_ONLY_HERE = {
+ONLY_HERE = {
     "scale": "A multiplier is applied in these rows alone, or is left out there.",
     "norm-extra": "A norm is applied on one side in these rows alone: look for a second code path with its own norm.",
     "norm-missing": "A norm is left out on one side in these rows alone: look for a second code path without it.",
@@ -103,4 +103,4 @@ _ONLY_HERE = {
 
 def part_remedy(name: str, part: RowPart) -> str:
     """Where to look for a cause that holds in some rows only: what puts a whole slot right does not put them right."""
-    return f"{part_hint(part)} {_ONLY_HERE.get(name, '')}".strip()
+    return f"{part_hint(part)} {ONLY_HERE.get(name, '')}".strip()

@@ -89,7 +89,8 @@ def _undo(fit: Fit, x: Doubles, y: Doubles) -> Undone | None:
 def _unit(rows: Doubles) -> Doubles:
     """The rows over their root mean square; zeros stay zeros."""
     size = rms(rows)
-    return rows / np.where(size > 0, size, 1.0)
+    unit: Doubles = rows / np.where(size > 0, size, 1.0)
+    return unit
 
 
 def _undo_bytes(fit: Fit, x: Doubles, y: Doubles) -> Undone | None:

@@ -12,8 +12,11 @@ import pkgutil
 from drafttrace.compare.facts import Facts
 from drafttrace.compare.findings.base import FINDERS, in_order
 from drafttrace.compare.findings.broken_rows import told_once
-from drafttrace.compare.findings.few_rows import cautious
+from drafttrace.compare.findings.few_rows import cautious, few_rows
 from drafttrace.compare.findings.level import Ending, conclusion, find_unexplained
+from drafttrace.compare.findings.open_rows import rows_named
+from drafttrace.compare.findings.own_rows import without_repeats
+from drafttrace.compare.findings.own_wiring import OWN_SWEEP
 from drafttrace.compare.findings.part_rows import without_wholes
 from drafttrace.compare.judge import counted, overall
 from drafttrace.compare.result import Finding
@@ -38,9 +41,15 @@ def diagnose(facts: Facts, compared: bool) -> tuple[Finding, ...]:
     # A row or two that any two prompts share prove nothing about slots: then only tokens and the trace itself count.
     paired = compared or facts.reference is None
     found = told_once([finding for one in finders if paired or one.unpaired for finding in one.find(facts)])
-    found = without_wholes(found)
+    found = without_repeats(without_wholes(found))
     if compared:
-        found += find_unexplained(facts.slots, facts.others, found, facts.thresholds)
+        if facts.reference is not None:
+            found += few_rows(facts.slots, facts.thresholds, rows_named(found))
+        known = [f for f in found if f.id != "unexplained" or f.evidence.get("against") != OWN_SWEEP]
+        further = list(find_unexplained(facts.slots, facts.others, known, facts.thresholds))
+        # What the comparison tells by its own limits can be judged again by others.
+        told = {slot for f in further for slot in f.slots}
+        found = [f for f in found if f in known or not told & set(f.slots)] + further
         beside = tuple(state.slot for state in facts.others)
         alone = facts.reference is None
         ending = Ending(facts.acceptance, len(facts.slots), beside, alone, facts.thresholds, facts.slots)

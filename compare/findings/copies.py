@@ -17,7 +17,7 @@ from drafttrace.compare.findings.misplaced_rows import (
 from drafttrace.compare.findings.padded_rows import is_padding, leaked_rows, padded_batches, padding_rows
 from drafttrace.compare.findings.row_words import called, numbers, pass_of, row_place
 from drafttrace.compare.findings.stale_rows import moved_rows, stale_rows
-from drafttrace.compare.repeats import Borrowed
+from drafttrace.compare.repeats import Borrowed, Repeat
 from drafttrace.compare.result import NOTE, Finding
 from drafttrace.compare.vocabulary import Entry, register
 
@@ -68,7 +68,7 @@ def find(facts: Facts) -> Iterator[Finding]:
     if leaks:
         yield leaked_rows(leaks)
     leaked = {(leak.slot, row.row) for leak in leaks for row in leak.rows}
-    rest = [r for r in facts.copies.left if r.slot not in constant | placed]
+    rest = [r for r in facts.copies.left if r.slot not in constant | placed and not _of_one_value(facts, r)]
     # Rows that were all read from the padding are equal to one another, too.
     rest = [r for r in rest if not all((r.slot, row.row) in leaked for row in r.rows)]
     by_rank = repeated_by_rank(facts.left, rest, rank_count(facts.left)) if rest else None
@@ -92,6 +92,12 @@ def find(facts: Facts) -> Iterator[Finding]:
         yield moved_rows(moved, facts)
     if not padded and not leaks:
         yield from padded_batches(facts, told | {m.slot for m in mapped})
+
+
+def _of_one_value(facts: Facts, repeat: Repeat) -> bool:
+    """Whether equal rows hold one value in all channels, and are told as such."""
+    flat = {(s.slot, row.position) for s in facts.singles for row in s.rows if row.kind == "constant"}
+    return all((repeat.slot, row.position) in flat for row in repeat.rows)
 
 
 def _constant_slots(facts: Facts) -> set[int]:
@@ -128,7 +134,7 @@ def _constant(facts: Facts, slots: set[int]) -> Finding:
 
 
 def _stale_reference(facts: Facts, constant: set[int]) -> Iterator[Finding]:
-    repeats = [r for r in facts.copies.reference if r.slot not in constant]
+    repeats = [r for r in facts.copies.reference if r.slot not in constant and not _of_one_value(facts, r)]
     if not repeats or facts.reference is None:
         return
     blocks = repeated_by_rank(facts.reference, repeats, 0)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from drafttrace.compare.describe import MAX_SERIES
-from drafttrace.compare.facts import Facts
-from drafttrace.compare.findings.base import finder, finding, name_slots
+from drafttrace.compare.findings.base import finding, name_slots
 from drafttrace.compare.judge import MATCH, NOISE, limits_of
 from drafttrace.compare.result import NOTE, Finding, SlotResult
 from drafttrace.compare.rowparts import few_beyond, of_series
@@ -17,26 +18,21 @@ _SHOWN = 8
 _ENOUGH = 4  # rows of a slot
 
 
-@finder(turn=60)
-def find(facts: Facts) -> Iterator[Finding]:
-    """One note for every slot that has such rows."""
-    if facts.reference is not None:
-        yield from few_rows(facts.slots, facts.thresholds)
-
-
-def few_rows(slots: Sequence[SlotResult], thresholds: Thresholds) -> Iterator[Finding]:
-    """As :func:`find`, from what a result keeps."""
+def few_rows(
+    slots: Sequence[SlotResult], thresholds: Thresholds, told: Mapping[int, Collection[int]]
+) -> Iterator[Finding]:
+    """One note for every slot that has such rows. told: by slot, positions of rows that findings name."""
     for slot in slots:
         if slot.verdict not in {MATCH, NOISE}:
             continue
         limits = limits_of(slot, thresholds)
         rows = of_series(slot.series, slot.rows, MAX_SERIES // 2, _no_looser(thresholds))
-        positions = [int(p) for p in few_beyond(rows, limits)]
+        positions = [int(p) for p in few_beyond(rows, limits) if int(p) not in told.get(slot.slot, ())]
         if not positions:
             continue
         one = len(positions) == 1
         shown = ", ".join(map(str, positions[:_SHOWN])) + (", ..." if len(positions) > _SHOWN else "")
-        worst = max(float(v) for v in rows.rel_l2[rows.plain & ~rows.odd & (rows.rel_l2 > limits.noise)])
+        worst = max(float(v) for v in rows.rel_l2[np.isin(rows.position, positions)])
         yield finding(
             "unexplained",
             f"{len(positions)} of {slot.rows} rows of {name_slots([slot.slot])} (position{'' if one else 's'} {shown}) "

@@ -5,8 +5,8 @@ Everything here follows from numbers that a result keeps, so that a saved one ca
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from drafttrace.compare.findings.accept_lengths import (
 )
 from drafttrace.compare.findings.base import finding, name_slots
 from drafttrace.compare.findings.noise import unstructured
+from drafttrace.compare.findings.open_rows import open_rows
 from drafttrace.compare.outliers import outlier_positions
 from drafttrace.compare.part_words import levels_of, part_hint, part_level, part_name
 from drafttrace.compare.result import FAULT, NOTE, Acceptance, Finding, RowPart, SlotResult
@@ -152,10 +153,9 @@ def _about(part: RowPart) -> tuple[int, ...]:
     return () if part.kind in {"phase", "spread", "every"} else (part.first // 8, part.last // 8)
 
 
-def odd_rows_of(slots: Sequence[SlotResult], thresholds: Thresholds) -> Finding | None:
-    """Rows that hold something else in slots that match otherwise; None where there are none."""
-    odd = {slot.slot: outlier_positions(slot.series, thresholds) for slot in slots}
-    odd = {number: positions for number, positions in odd.items() if positions}
+def odd_rows_of(rows: Mapping[int, Sequence[int]], thresholds: Thresholds) -> Finding | None:
+    """Rows that hold something else in slots that match otherwise, by slot; None where there are none."""
+    odd = {number: positions for number, positions in rows.items() if positions}
     if not odd:
         return None
     counts = {number: len(positions) for number, positions in odd.items()}
@@ -187,17 +187,27 @@ def find_unexplained(
     if moved or any(f.id == "no-overlap" for f in faults):
         return
     named = {slot for f in faults for slot in f.slots}
-    named |= {s for f in found if f.id == "quantization-noise" for s in f.slots}
-    rest = [slot for slot in slots if slot.slot not in named]
+    coarse = {s for f in found if f.id == "quantization-noise" for s in f.slots}
+    rest = [slot for slot in slots if slot.slot not in named | coarse]
     wrong = [slot for slot in rest if slot.verdict == "mismatch"]
     whole = [slot for slot in wrong if not (slot.rel_l2.p50 <= slot.judged.noise_limit)]
+    parts = [slot for slot in wrong if slot not in whole]
+    few = [s for s in rest if s.verdict != "mismatch" and 0 < s.outlier_rows <= s.rows // 2]
+    odd = {slot.slot: outlier_positions(slot.series, thresholds) for slot in few}
+    for slot in slots:
+        left = None
+        if slot.slot in named - coarse:
+            left = open_rows(slot, [f for f in faults if slot.slot in f.slots], thresholds)
+        if left is not None:
+            whole += [slot] if left.whole else []
+            parts += [replace(slot, parts=left.parts)] if left.parts and not left.whole else []
+            odd[slot.slot] = list(left.odd) if not left.whole else []
     if whole:
         yield unexplained_of(whole)
-    yield from unexplained_parts([slot for slot in wrong if slot not in whole])
-    few = [s for s in rest if s.verdict != "mismatch" and 0 < s.outlier_rows <= s.rows // 2]
-    odd = odd_rows_of(few, thresholds)
-    if odd is not None:
-        yield odd
+    yield from unexplained_parts(parts)
+    single = odd_rows_of(odd, thresholds)
+    if single is not None:
+        yield single
     # The training targets come from the last state; a fault that has no slot may be its cause.
     if not any(not f.slots for f in faults) and not any(f.id == "last-not-last" for f in found):
         alone = not slots  # then nothing else speaks of the embedding

@@ -9,11 +9,13 @@ import numpy as np
 
 from drafttrace.compare.facts import VALUE, Facts
 from drafttrace.compare.findings.base import finder, finding, name_slots
-from drafttrace.compare.findings.own_wiring import CAPTURE
+from drafttrace.compare.findings.open_rows import SINGLE
+from drafttrace.compare.findings.own_wiring import CAPTURE, OWN_SWEEP
 from drafttrace.compare.findings.values import finding_id
 from drafttrace.compare.own_parts import ROUNDING, OwnPart, own_parts
 from drafttrace.compare.part_words import part_hint, part_name
-from drafttrace.compare.result import Finding, RowPart
+from drafttrace.compare.plurals import plural
+from drafttrace.compare.result import FAULT, Finding, RowPart
 from drafttrace.tracer.boundary import boundary_name
 
 _SWEEP = (
@@ -38,14 +40,14 @@ _REMEDIES = {
 _UNKNOWN = (
     f"{_SWEEP}: a buffer that something else writes to, too (compare eager with graphs: --disable-cuda-graph)."
 )
+_MISPLACED = {"token-shift", "stale-rows", "rows-by-rank", "cross-request", "padding-leak"}
 _UNSURE = 0.6
+_LISTED = 64  # positions that evidence lists at most
 
 
 @finder(turn=13)
 def find(facts: Facts) -> Iterator[Finding]:
-    """One finding for every cause and set of rows, whatever the number of slots. A training dump tells by itself."""
-    if facts.reference is not None:
-        return
+    """One finding for every cause and set of rows, whatever the number of slots."""
     whole = {one.slot for one in facts.inside.slots} | facts.inside.alike("aux")
     whole |= {r.slot for r in facts.copies.left if r.count > len(r.rows)}
     found = own_parts(facts.left, facts.thresholds, _told(facts), frozenset(whole))
@@ -58,6 +60,24 @@ def find(facts: Facts) -> Iterator[Finding]:
         grouped.setdefault((_id(one), where), []).append(one)
     for (name, _), members in grouped.items():
         yield _finding(str(name), members)
+
+
+def without_repeats(found: Sequence[Finding]) -> list[Finding]:
+    """The findings without those of the trace's own sweep that the comparison with a dump tells as well: of the same slots,
+    the same cause (or another one of rows in the wrong place), or any where the sweep knows none."""
+    own = [one for one in found if one.evidence.get("against") == OWN_SWEEP]
+    others: dict[int, set[str]] = {}
+    for one in found:
+        if one.severity == FAULT and one not in own:
+            for slot in one.slots:
+                others.setdefault(slot, set()).add(one.id)
+
+    def again(one: Finding) -> bool:
+        same = _MISPLACED if one.id in _MISPLACED else {one.id}
+        named = [others.get(slot, set()) for slot in one.slots]
+        return all(same & ids or (one.id == "unexplained" and ids) for ids in named)
+
+    return [one for one in found if one not in own or not again(one)]
 
 
 def _told(facts: Facts) -> Mapping[int, frozenset[int]]:
@@ -96,10 +116,11 @@ def _finding(name: str, members: Sequence[OwnPart]) -> Finding:
     if first.part is not None:
         who = f"{_rows_of(first.part)} of {who}"
     several = len(members) > 1 or (some and first.rows > 1)
-    whats = [_what(one, plural=several) for one in members]
+    whats = [_what(one, several=several) for one in members]
     what = whats[0]
     if len(set(whats)) > 1:
         what = "; ".join(f"slot {one.slot} {w}" for one, w in zip(members, whats, strict=True))
+    held = {str(one.slot): list(one.positions) for one in members}
     hint = f"{part_hint(first.part)} " if first.part is not None and first.rows > 1 else ""
     return finding(
         name,
@@ -110,7 +131,8 @@ def _finding(name: str, members: Sequence[OwnPart]) -> Finding:
         confidence=_UNSURE if name == "unexplained" else min(max(0.4, 0.98 - 2 * _left(one)) for one in members),
         evidence={
             "side": "left",
-            "against": "the trace's own layer sweep",
+            "against": OWN_SWEEP,
+            **({SINGLE: held} if max(map(len, held.values())) < _LISTED else {}),
             **{str(one.slot): _evidence(one) for one in members},
         },
         remedy=f"{hint}{_REMEDIES.get(name, _UNKNOWN)}",
@@ -146,22 +168,22 @@ def _level(members: Sequence[OwnPart]) -> str:
     return "; ".join(f"slot {one.slot}: {level}" for one, level in zip(members, levels, strict=True))
 
 
-def _what(one: OwnPart, *, plural: bool) -> str:
+def _what(one: OwnPart, *, several: bool) -> str:
     """What the rows are instead."""
-    it = "they" if plural else "it"
+    it = "they" if several else "it"
     explained = one.found.explanation
     if one.moved:
         offset, (here, there) = _offset(one), one.moved[0]
         if offset is not None:
-            return f"{it} {'hold' if plural else 'holds'} those of position p{offset:+d}"
+            return f"{it} {'hold' if several else 'holds'} those of position p{offset:+d}"
         return f"rows of it stand at other positions (position {here} holds the row of position {there})"
     if explained is None:
         if _id(one) == "unexplained":
             return "none of the known causes fits"
-        return f"{it} {'hold' if plural else 'holds'} {boundary_name(one.found.boundary)}"
+        return f"{it} {'hold' if several else 'holds'} {boundary_name(one.found.boundary)}"
     own = explained.boundary in {None, one.said}
-    of = ("those" if plural else "that") if own else boundary_name(explained.boundary)
-    fit, is_ = explained.fit, f"{it} {'are' if plural else 'is'}"
+    of = ("those" if several else "that") if own else boundary_name(explained.boundary)
+    fit, is_ = explained.fit, f"{it} {'are' if several else 'is'}"
     words = {
         "gain": "times one factor per channel",
         "rms": "after an RMS norm",

@@ -7,11 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from drafttrace.compare.facts import Facts
 from drafttrace.compare.findings.accept_lengths import ONLY_A_DUMP
 from drafttrace.compare.findings.base import boundary_list, finder, finding, name_slots
-from drafttrace.compare.own_slots import OwnSlot
+from drafttrace.compare.own_slots import NEARLY_ALL, OwnSlot
 from drafttrace.compare.remedy import FIELD
 from drafttrace.compare.result import FAULT, NOTE, Finding
 from drafttrace.tracer.boundary import boundary_name, wiring_name
 
+OWN_SWEEP = "the trace's own layer sweep"
+"""What such a finding was judged against, as evidence."""
 CAPTURE = (
     "The config is not at fault: the server names other boundaries than it captures. Look at what captures the slots: a "
     "layer that hands over another one's output, or a buffer that two of them share (compare eager with graphs: "
@@ -21,12 +23,12 @@ CAPTURE = (
 
 @finder(turn=12)
 def find(facts: Facts) -> Iterator[Finding]:
-    """Findings that a training dump, where there is one, tells by itself."""
+    """What the trace's own sweep shows, and what a training dump, where there is one, tells by itself."""
+    yield from _other_boundaries(facts.inside.slots)
     if facts.reference is not None and not facts.acceptance.between_traces:
         return
     if facts.reading is not None and not facts.reading.same:
         return
-    yield from _other_boundaries(facts.inside.slots)
     yield from _twins([one for one in facts.inside.slots if one.holds is None])
     yield from _fallback(facts)
 
@@ -45,11 +47,12 @@ def _other_boundaries(slots: Sequence[OwnSlot]) -> Iterator[Finding]:
         twins = [f"the same as its slot {one.twin}" for one in found if one.twin is not None]
         yield finding(
             name,
-            f"The server captures other boundaries than it says: {'; '.join(pairs)}, bit for bit"
+            f"The server captures other boundaries than it says: {'; '.join(pairs)}, bit for bit in at least "
+            f"{NEARLY_ALL:.0%} of the {min(one.rows for one in found)} rows that were looked at"
             f"{f' ({twins[0]})' if twins else ''}.",
             slots=[one.slot for one in found],
             confidence=0.97,
-            evidence=_evidence(found),
+            evidence={"against": OWN_SWEEP, **_evidence(found)},
             remedy=CAPTURE,
         )
 

@@ -50,9 +50,15 @@ def part_causes(facts: Facts) -> tuple[PartCause, ...]:
     """The parts that are explained. What stands in another row's place, on a picture, or is one rank's part of a sum, is
     told elsewhere."""
     elsewhere = {rows.slot for rows in facts.rows if placeholder_span(facts, rows) is not None}
-    elsewhere |= {*facts.copies.slots, *(facts.ranks.partial.slots if facts.ranks.partial is not None else ())}
-    found = (_cause(facts, fact) for fact in facts.parts if fact.slot not in elsewhere)
+    elsewhere |= set(facts.ranks.partial.slots if facts.ranks.partial is not None else ())
+    found = (_cause(facts, f) for f in facts.parts if f.slot not in elsewhere and not _copied(facts, f))
     return tuple(cause for cause in found if cause is not None and not _of_the_whole(facts, cause))
+
+
+def _copied(facts: Facts, fact: PartFacts) -> bool:
+    """Whether most of the rows are told as copies of other rows."""
+    copied = facts.copies.positions(fact.slot)
+    return copied is None or 2 * len(copied & set(fact.positions.tolist())) >= len(fact.positions)
 
 
 def _of_the_whole(facts: Facts, cause: PartCause) -> bool:

@@ -53,7 +53,16 @@ def test_a_file_is_not_held_against_itself() -> None:
         drafttrace.diff(KIMI / "fixed.h5", KIMI / "fixed.h5")
 
 
-READING = {"layer_ids", "hidden_size", "slots", "tokens", "last", "last_norm", "mask", "boundaries"}  # of drafttrace.open
+READING = {
+    "layer_ids",
+    "hidden_size",
+    "slots",
+    "tokens",
+    "last",
+    "last_norm",
+    "mask",
+    "boundaries",
+}  # of drafttrace.open
 OF_OPEN = READING | {"left_format", "reference_format", "format_", "dump_format", "every"}
 OUTPUT = {"json_out", "markdown", "html", "png", "quiet", "verbose", "fix_to", "force"}
 CALLED = {"threshold": "thresholds", "rank_trace": "rank_traces", "capture": "captures", "wiring": "wirings"}

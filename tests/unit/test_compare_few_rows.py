@@ -41,7 +41,15 @@ def test_four_rows_of_a_hundred_are_more_than_five_of_a_hundred(pair: str, chang
 @pytest.mark.parametrize("pair", ["kimi", "llama"])
 @pytest.mark.parametrize("rows", [[16], [16, 41]])
 def test_fewer_rows_than_that_are_noted_with_their_positions(pair: str, rows: list[int]) -> None:
-    found = _with(pair, rows, lambda x: x * 0.5)
+    alone = replace(
+        trace(pair), draft=None, probes=(), boundaries={}, embed=None
+    )  # its own sweep would prove them wrong
+
+    def some(x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        x[rows] *= np.linspace(0.6, 1.4, x.shape[1], dtype=np.float32)
+        return x
+
+    found = diff(with_slot(alone, 1, some), dump(pair))
     notes = [f for f in found.findings if "few_rows" in f.evidence]
     assert [f.severity for f in notes] == [NOTE] and notes[0].evidence["few_rows"] == rows
     assert f"position{'s' if len(rows) > 1 else ''} {', '.join(map(str, rows))})" in found.summary

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import drafttrace
 import numpy as np
 import pytest
 from compare_world import bf16
 from edited_captures import TRACES, dump, trace
 
+import drafttrace
 from drafttrace.compare.diff import diff, measure_noise
 from drafttrace.tracer.cli import main
 from drafttrace.tracer.errors import NothingToCompare

@@ -1,0 +1,103 @@
+"""What is left of a slot when the rows that findings speak of are taken away: a fault of a few rows hides no others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from drafttrace.compare.describe import MAX_SERIES
+from drafttrace.compare.judge import limits_of
+from drafttrace.compare.result import Finding, RowPart, SlotResult
+from drafttrace.compare.rowparts import find_parts, of_series, sure
+from drafttrace.compare.thresholds import Thresholds
+
+SINGLE = "single_rows"
+"""The key of a finding's evidence that lists, by slot, the positions of the rows that it speaks of."""
+_BROKEN = frozenset({"zero-rows", "nan-inf"})
+_WHOLE = frozenset({"fits", "decided_by"})
+_LISTED = 20  # rows that evidence lists at most: of a longer list the others are not known
+
+
+@dataclass(frozen=True)
+class OpenRows:
+    """Rows of a slot that no finding speaks of. whole: most of them differ. parts: beyond the noise limit. odd: positions
+    of rows that hold something else."""
+
+    whole: bool
+    parts: tuple[RowPart, ...]
+    odd: tuple[int, ...]
+
+
+def open_rows(slot: SlotResult, faults: Sequence[Finding], thresholds: Thresholds) -> OpenRows | None:
+    """What is left of a slot, of which ``faults`` speak; None where one of them speaks of all of its rows."""
+    told = [_told(finding, slot.slot) for finding in faults]
+    if any(one is None for one in told):
+        return None
+    rows = of_series(slot.series, slot.rows, MAX_SERIES // 2, thresholds)
+    positions = np.array(sorted({p for one in told if one is not None for p in one.positions}), np.int64)
+    known = [one.part for one in told if one is not None and one.part is not None]
+    limits = limits_of(slot, thresholds)
+    plain = rows.plain & ~np.isin(rows.position, positions)
+    found = find_parts(rows, limits, thresholds)
+    for one in found:
+        if _is_told(one.part, known):
+            plain &= ~one.rows
+    odd = rows.odd & plain
+    left = [
+        one for one in found if not _is_told(one.part, known) and 2 * (one.rows & plain).sum() >= one.rows.sum()
+    ]
+    for one in left:
+        odd &= ~one.rows
+    median = float(np.median(rows.rel_l2[plain])) if plain.any() else 0.0
+    enough = 2 * plain.sum() > len(plain)
+    return OpenRows(
+        bool(enough and median > limits.noise),
+        sure([one.part for one in left]),
+        tuple(int(p) for p in np.sort(rows.position[odd])),
+    )
+
+
+@dataclass(frozen=True)
+class _Told:
+    """Which rows a finding speaks of. Rows that can be no state are none of a part, and need not be listed."""
+
+    positions: tuple[int, ...] = ()
+    part: Mapping[str, Any] | None = None
+
+
+def _told(finding: Finding, slot: int) -> _Told | None:
+    """The rows of a slot that a finding speaks of; None for all of them."""
+    evidence = finding.evidence
+    if _WHOLE & set(evidence):
+        return None
+    if finding.id in _BROKEN and SINGLE not in evidence:
+        return _Told(part=evidence.get("part"))
+    if "part" in evidence:
+        return _Told(part=evidence["part"])
+    if SINGLE in evidence:
+        return _Told(tuple(int(p) for p in evidence[SINGLE].get(str(slot), ())))
+    own = evidence.get(str(slot))
+    if finding.id == "stale-rows" and isinstance(own, Mapping) and own and all(str(k).isdigit() for k in own):
+        return _Told(tuple(int(k) for k in own)) if len(own) < _LISTED else None
+    listed = evidence.get("rows")
+    if finding.id == "cross-request" and isinstance(listed, Sequence) and len(listed) < _LISTED:
+        return _Told(tuple(int(row["position"]) for row in listed if row["slot"] == slot))
+    return None
+
+
+def _is_told(part: RowPart, known: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a part is one of these, but for a row at its ends."""
+    ends = [(one["kind"], one["phase"], one["first"] // 8, one["last"] // 8) for one in known]
+    return (part.kind, part.phase, part.first // 8, part.last // 8) in ends
+
+
+def rows_named(found: Sequence[Finding]) -> dict[int, set[int]]:
+    """By slot, the positions of the rows that findings name one by one."""
+    told: dict[int, set[int]] = {}
+    for finding in found:
+        for slot, positions in finding.evidence.get(SINGLE, {}).items():
+            told.setdefault(int(slot), set()).update(int(p) for p in positions)
+    return told

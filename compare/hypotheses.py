@@ -288,7 +288,7 @@ def _fit_gain(x: Doubles, y: Doubles) -> Doubles:
     weight, left = _refined(x, y, _least_squares(x, y))
     if left > _SECOND:
         with np.errstate(all="ignore"):
-            middle = np.nanmedian(np.where(y != 0, x / np.where(y != 0, y, 1.0), np.nan), axis=0)
+            middle = np.median(x / np.where(y != 0, y, np.inf), axis=0)
         other, less = _refined(x, y, np.nan_to_num(middle))
         weight = other if less < left else weight
     return weight

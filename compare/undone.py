@@ -95,12 +95,18 @@ def _unit(rows: Doubles) -> Doubles:
 
 def _undo_bytes(fit: Fit, x: Doubles, y: Doubles) -> Undone | None:
     read_as = fit.fitted["read_as"]
+
+    def read_again(rows: Doubles) -> Doubles:
+        # The bytes of NaN mean a number in the other format, but a row of nothing else was no state.
+        back = restored(rows, read_as).astype(np.float64)
+        return np.where(np.isfinite(rows).any(1)[:, None], back, np.nan)
+
     if fit.then is None:
-        return Undone(lambda rows: restored(rows, read_as), _same, x.shape[1])
+        return Undone(read_again, _same, x.shape[1])
     further = _undo(fit.then, restored(x, read_as).astype(np.float64), y)
     if further is None:
         return None
-    return replace(further, slot=lambda rows: further.slot(restored(rows, read_as).astype(np.float64)))
+    return replace(further, slot=lambda rows: further.slot(read_again(rows)))
 
 
 def _undo_rotation(fit: Fit, x: Doubles, y: Doubles) -> Undone | None:

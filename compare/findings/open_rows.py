@@ -33,7 +33,7 @@ class OpenRows:
 
 def open_rows(slot: SlotResult, faults: Sequence[Finding], thresholds: Thresholds) -> OpenRows | None:
     """What is left of a slot, of which ``faults`` speak; None where one of them speaks of all of its rows."""
-    told = [_told(finding, slot.slot) for finding in faults]
+    told = [_told(finding, slot) for finding in faults]
     if any(one is None for one in told):
         return None
     rows = of_series(slot.series, slot.rows, MAX_SERIES // 2, thresholds)
@@ -68,9 +68,11 @@ class _Told:
     part: Mapping[str, Any] | None = None
 
 
-def _told(finding: Finding, slot: int) -> _Told | None:
+def _told(finding: Finding, result: SlotResult) -> _Told | None:
     """The rows of a slot that a finding speaks of; None for all of them."""
-    evidence = finding.evidence
+    evidence, slot = finding.evidence, result.slot
+    if finding.id == "scale" and "fits" in evidence and result.rel_l2.p50 <= result.judged.noise_limit:
+        return _Told()  # a few percent, which take no row beyond the limit
     if _WHOLE & set(evidence):
         return None
     if finding.id in _BROKEN and SINGLE not in evidence:
@@ -81,7 +83,8 @@ def _told(finding: Finding, slot: int) -> _Told | None:
         return _Told(tuple(int(p) for p in evidence[SINGLE].get(str(slot), ())))
     own = evidence.get(str(slot))
     if finding.id == "stale-rows" and isinstance(own, Mapping) and own and all(str(k).isdigit() for k in own):
-        return _Told(tuple(int(k) for k in own)) if len(own) < _LISTED else None
+        sources = [int(source[0]) for source in own.values()]
+        return _Told((*map(int, own), *sources)) if len(own) < _LISTED else None
     listed = evidence.get("rows")
     if finding.id == "cross-request" and isinstance(listed, Sequence) and len(listed) < _LISTED:
         return _Told(tuple(int(row["position"]) for row in listed if row["slot"] == slot))

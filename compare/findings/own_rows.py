@@ -50,6 +50,9 @@ def find(facts: Facts) -> Iterator[Finding]:
     """One finding for every cause and set of rows, whatever the number of slots."""
     whole = {one.slot for one in facts.inside.slots} | facts.inside.alike("aux")
     whole |= {r.slot for r in facts.copies.left if r.count > len(r.rows)}
+    whole |= set(
+        facts.ranks.partial.slots if facts.ranks.partial is not None else ()
+    )  # told as one rank's part of a sum
     found = own_parts(facts.left, facts.thresholds, _told(facts), frozenset(whole))
     grouped: dict[tuple[object, ...], list[OwnPart]] = {}
     stale = {repeat.slot for repeat in facts.copies.left}

@@ -34,7 +34,7 @@ def find(facts: Facts) -> Iterator[Finding]:
     """One finding for every cause, whatever the slots."""
     groups: list[tuple[str, list[Member]]] = []
     copied = {row.position for one in (*facts.copies.left, *facts.copies.reference) for row in one.rows}
-    for slot in facts.singles:
+    for slot in _singles(facts):
         told = facts.copies.positions(slot.slot)
         for row in slot.rows:
             if row.kind != "constant" and (told is None or row.position in told):
@@ -50,6 +50,12 @@ def find(facts: Facts) -> Iterator[Finding]:
     for name, members in groups:
         yield _finding(name, members)
     yield from _rest(facts)
+
+
+def _singles(facts: Facts) -> Iterator[SingleFacts]:
+    """The slots that are no part of a sum: what one rank's part resembles says nothing."""
+    partial = facts.ranks.partial.slots if facts.ranks.partial is not None else ()
+    yield from (slot for slot in facts.singles if slot.slot not in partial)
 
 
 def _id(slot: SingleFacts, row: SingleRow, facts: Facts) -> str:
@@ -133,7 +139,7 @@ def _what(members: Sequence[Member], many: bool) -> str:
 
 def _rest(facts: Facts) -> Iterator[Finding]:
     """Rows that differ beside what a whole slot went through, and that nothing explains."""
-    for slot in facts.singles:
+    for slot in _singles(facts):
         told = facts.copies.positions(slot.slot)
         positions = [p for p in slot.rest if told is not None and p not in told]
         if not positions:

@@ -38,10 +38,10 @@ def test_the_draft_s_vocabulary_is_read_from_the_folder_that_the_trace_names(
 ) -> None:
     monkeypatch.chdir(ROOT)
     incident = "traces/tiny-kimi/as-trained.h5"
-    found = drafttrace.diff(incident, incident)
+    found = drafttrace.diff(incident, drafttrace.open(incident))
     assert (found.acceptance.outside, found.acceptance.counted_rounds) == (0.0, 31)
     monkeypatch.chdir(tmp_path)  # the folder is not here: every round counts
-    found = drafttrace.diff(ROOT / incident, ROOT / incident)
+    found = drafttrace.diff(ROOT / incident, drafttrace.open(ROOT / incident))
     assert (found.acceptance.outside, found.acceptance.counted_rounds) == (None, 31)
 
 

@@ -99,7 +99,7 @@ def _undo_bytes(fit: Fit, x: Doubles, y: Doubles) -> Undone | None:
     def read_again(rows: Doubles) -> Doubles:
         # The bytes of NaN mean a number in the other format, but a row of nothing else was no state.
         back = restored(rows, read_as).astype(np.float64)
-        return np.where(np.isfinite(rows).any(1)[:, None], back, np.nan)
+        return np.where(np.isfinite(rows).any(axis=1, keepdims=True), back, np.nan)
 
     if fit.then is None:
         return Undone(read_again, _same, x.shape[1])

@@ -26,13 +26,15 @@ def with_true_width(subject: Subject) -> tuple[Subject, list[Finding], Mapping[s
     if fc is None or len(wrong) < _FEWEST:
         return subject, [], {}
     changed = _with_width(subject, fc[0])
-    if changed is None or changed.fc_slots is None or shapes_of(changed).wrong():
-        return subject, [], {}
+    left = shapes_of(changed).wrong() if changed is not None else {}
+    if changed is None or changed.fc_slots is None or 2 * len(left) > len(wrong):
+        return subject, [], {}  # else what is left has a cause of its own
     name, (found, asked) = next(iter(wrong.items()))
     finding = fault(
         "weights-missing",
         0.95,
-        f"hidden_size is {said}, and all weights are of a draft {fc[0]} wide: {len(wrong)} tensors have other shapes than "
+        f"hidden_size is {said}, and {'the' if left else 'all'} weights are of a draft {fc[0]} wide: "
+        f"{len(wrong)} tensors have other shapes than "
         f"the config asks for, such as '{subject.draft_weights.names[name]}' {list(found)} instead of {list(asked)}.",
         f'"{_KEY}": {fc[0]}',
         {"field": _KEY, "config": said, "weights": fc[0], "tensors": len(wrong)},

@@ -30,7 +30,8 @@ def with_turned_tensors(subject: Subject) -> tuple[Subject, list[Finding]]:
         0.95,
         f"{said} {'is' if one else 'are'} stored transposed: the config asks for {asked}, so the server stops when it "
         "loads the draft.",
-        f"Export {'it' if one else 'them'} again transposed, as {asked}: a linear layer's weight is [outputs, inputs].",
+        f"Export {'it' if one else 'them'} again transposed, as {asked}: a linear layer's weight is [outputs, inputs]"
+        + (", or under each other's names, if the two were exchanged." if _exchanged(subject, names) else "."),
         {
             "tensors": [info.name for info in stored],
             "found": [list(info.shape) for info in stored],
@@ -38,6 +39,12 @@ def with_turned_tensors(subject: Subject) -> tuple[Subject, list[Finding]]:
         },
     )
     return replace(subject, draft_weights=right), [finding]
+
+
+def _exchanged(subject: Subject, names: tuple[str, ...]) -> bool:
+    """Whether two tensors have each other's shape, so that their names may be exchanged instead."""
+    shapes = [subject.draft_weights.info(name).shape for name in names]
+    return len(names) == 2 and shapes[0] == shapes[1][::-1]
 
 
 def _turned(subject: Subject) -> Iterator[str]:

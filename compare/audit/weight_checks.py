@@ -333,7 +333,7 @@ def _dead(reports: tuple[TensorReport, ...]) -> Iterator[Finding]:
                 "never filled (a sharded parameter saved by one rank looks so).",
                 evidence,
             )
-    ones = [report for report in reports if report.state == ALL_ONE and len(report.shape) == 1]
+    ones = [one for one in reports if one.state == ALL_ONE and len(one.shape) == 1 and "norm" in one.name]
     if ones:
         names = [report.stored_as for report in ones]
         yield note(

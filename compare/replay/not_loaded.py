@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from drafttrace.compare.audit.first_eagle import first_eagle
+from drafttrace.compare.audit.layer_checks import layer_findings
 from drafttrace.compare.audit.quantized import is_part
 from drafttrace.compare.audit.subject import Subject
 from drafttrace.compare.audit.true_width import with_true_width
@@ -36,6 +37,7 @@ def _reasons(subject: Subject) -> Iterator[Finding]:
     yield from turned
     subject, wider, _ = with_true_width(subject)
     yield from wider
+    yield from (found for found in layer_findings(subject) if found.id == "weights-missing")
     yield from shape_findings(subject)
     headless = headless_finding(subject)
     if headless is not None:

@@ -132,3 +132,23 @@ def test_a_draft_of_the_first_eagle_that_is_served_as_such_is_not_audited(tmp_pa
     draft = write_draft(tmp_path / "draft", specforge(IDS), first_eagle())
     with pytest.raises(DrafttraceError, match="knows drafts of EAGLE-3 only"):
         check(write_target(tmp_path / "target"), draft, algorithm="eagle")
+
+
+def test_two_wrong_sizes_are_two_faults(tmp_path: Path) -> None:
+    """Eight, two of which told to write target_hidden_size and to look after it."""
+    result = audited(tmp_path, specforge(IDS, hidden_size=32, intermediate_size=48))
+    assert len(result.faults) == 2 and result.fix == {"hidden_size": HIDDEN, "intermediate_size": 24}
+
+
+def test_two_tensors_of_each_others_shape_may_be_exchanged(tmp_path: Path) -> None:
+    tensors, at = draft_tensors(), "midlayer.mlp."
+    up, down = tensors[f"{at}up_proj.weight"], tensors[f"{at}down_proj.weight"]
+    held = {**tensors, f"{at}up_proj.weight": down, f"{at}down_proj.weight": up}
+    (found,) = audited(tmp_path, specforge(IDS), held).findings
+    assert "under each other's names" in found.remedy
+
+
+def test_a_bias_of_ones_is_no_norm(tmp_path: Path) -> None:
+    """ "1 norm weights are exactly one everywhere, such as 'fc.bias'"."""
+    result = audited(tmp_path, specforge(IDS, bias=True), {**draft_tensors(), "fc.bias": torch.ones(HIDDEN)})
+    assert not any("norm weight" in found.summary for found in result.findings)

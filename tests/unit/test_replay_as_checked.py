@@ -118,6 +118,14 @@ def headless(folder: Path, world: World) -> Path:
     return write_draft(folder, specforge(IDS, draft_vocab_size=VOCAB), held, drop=("lm_head.weight", "d2t", "t2d"))
 
 
+def of_two_layers(folder: Path, world: World) -> Path:
+    return draft(world, folder, specforge(IDS, num_hidden_layers=2))
+
+
+def of_two_wrong_sizes(folder: Path, world: World) -> Path:
+    return draft(world, folder, specforge(IDS, hidden_size=32, intermediate_size=48))
+
+
 def of_the_first_eagle(folder: Path, world: World) -> Path:
     return write_draft(folder, specforge(IDS), first_eagle())
 
@@ -129,6 +137,8 @@ def of_the_first_eagle(folder: Path, world: World) -> Path:
         (of_another_width, '"hidden_size": 16'),
         (transposed, "transposed, as [16, 48]"),
         (headless, "lm_head.weight"),
+        (of_two_layers, '"num_hidden_layers": 1'),
+        (of_two_wrong_sizes, '"hidden_size": 16'),
         (of_the_first_eagle, "--speculative-algorithm EAGLE"),
     ],
 )

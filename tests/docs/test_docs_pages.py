@@ -88,38 +88,6 @@ def test_a_command_that_no_block_runs_is_one() -> None:
     assert read > 50
 
 
-def test_the_lines_of_the_canarys_page_are_what_it_prints() -> None:
-    """They are of a server that went wrong, which no test has in the page's own numbers."""
-    from drafttrace.tracer.canary import Run
-
-    fine = Run(
-        number=3,
-        utc="2026-11-30T05:40:00Z",
-        kind="cold",
-        verdict="match",
-        rows=79,
-        aux_drift=(0.0,),
-        limit=0.035,
-        accept_length=2.41,
-        first_accept_length=2.41,
-        limits=(0.035,),
-        repeats=(0.0,),
-    )
-    kept = "drafttrace-canary/2026-11-30T054001Z-warm.h5"
-    drifted = replace(
-        fine,
-        utc="2026-11-30T05:40:01Z",
-        kind="warm",
-        rows=31,
-        aux_drift=(0.31,),
-        accept_length=1.07,
-        drift=("cold-warm",),
-        trace=kept,
-    )
-    (shown,) = (b.body for b in BLOCKS if b.page.name == "watch.md" and b.language == "text")
-    assert shown == (fine.line(), drifted.line())
-
-
 @pytest.mark.parametrize("block", [b for b in BLOCKS if b.language in blocks.CHECKED], ids=lambda b: b.where)
 def test_data_can_be_read(block: blocks.Block) -> None:
     text = "\n".join(block.body)

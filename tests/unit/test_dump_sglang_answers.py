@@ -31,7 +31,7 @@ def test_rows_behind_a_cached_prefix_are_not_placed_at_other_tokens(
     tmp_path: Path, cached: int, ids: dict[str, list[int]]
 ) -> None:
     """They stood at position 0 on: "token-shift" 0.97 of a healthy server, and "confirmed" by inspect."""
-    with pytest.raises(UnreadableFile, match=rf"no rows of its first {cached} tokens.*extra_key"):
+    with pytest.raises(UnreadableFile, match=rf"no rows of its first {cached} tokens?, .*extra_key"):
         open_capture(answer(tmp_path / "a.json", cached, **ids))
 
 

@@ -28,10 +28,17 @@ PASSED_ON = (
 )
 
 
+@cache
+def trees_of_all() -> dict[Path, ast.Module]:
+    """The parsed files of the folders, in order."""
+    paths = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
+    return {path: ast.parse(path.read_text()) for path in paths}
+
+
 def errors() -> set[str]:
     """The classes of errors that the command line turns into one sentence."""
     names = {"DrafttraceError"}
-    trees = [ast.parse(path.read_text()) for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
+    trees = list(trees_of_all().values())
     while True:
         more = {
             node.name
@@ -52,18 +59,17 @@ def sentences() -> tuple[tuple[str, str], ...]:
 
 
 def _sentences(names: set[str]) -> Iterator[tuple[str, str]]:
-    for folder in FOLDERS:
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            for node in ast.walk(ast.parse(path.read_text())):
-                if (
-                    isinstance(node, ast.Call)
-                    and isinstance(node.func, ast.Name)
-                    and node.func.id in names
-                    and node.args
-                ):
-                    text = literal(node.args[0])
-                    if text and re.search(r"[a-z]{3}", text):
-                        yield f"{path.relative_to(ROOT)}:{node.lineno}", text
+    for path, tree in trees_of_all().items():
+        for node in ast.walk(tree):
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Name)
+                and node.func.id in names
+                and node.args
+            ):
+                text = literal(node.args[0])
+                if text and re.search(r"[a-z]{3}", text):
+                    yield f"{path.relative_to(ROOT)}:{node.lineno}", text
 
 
 def literal(node: ast.expr) -> str:

@@ -6,6 +6,7 @@ import ast
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -39,10 +40,16 @@ ALLOWED = {
 FILES = [path for package in ALLOWED for path in sorted((ROOT / package).rglob("*.py"))]
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    """Several tests look at every file."""
+    return ast.parse(path.read_text())
+
+
 def imported_modules(path: Path) -> list[str]:
     """Absolute names of everything that a file imports, at the top or inside functions."""
     names: list[str] = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -53,7 +60,7 @@ def imported_modules(path: Path) -> list[str]:
 
 def top_level_modules(path: Path) -> list[str]:
     """What importing the file imports: everything but what stands inside functions."""
-    tree = ast.parse(path.read_text())
+    tree = tree_of(path)
     names: list[str] = []
     for node in tree.body:
         if isinstance(node, ast.Import):

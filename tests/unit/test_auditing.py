@@ -23,7 +23,7 @@ from drafttrace.tracer.auditing.jobs import Job, plan
 from drafttrace.tracer.auditing.outcome import COMPARED, FAILED, UNMATCHED, Outcome
 from drafttrace.tracer.auditing.pools import run_local, run_ray
 from drafttrace.tracer.auditing.run import Order, run
-from drafttrace.tracer.auditing.summary import FindingCount, Problem, Summary, render, summarise
+from drafttrace.tracer.auditing.summary import FindingCount, Problem, Summary, _problems, render, summarise
 from drafttrace.tracer.auditing.table import AuditTable
 from drafttrace.tracer.auditing.work import Settings
 from drafttrace.tracer.dumps.registry import Request
@@ -355,3 +355,10 @@ def test_names_of_files_are_shown_and_never_obeyed() -> None:
         render(summary, console)
     text = captured.get()
     assert text.count("[red]x[/red]\\x1b[31m.pt") == 5 and "\x1b[31m" not in text
+
+
+def test_the_reason_of_several_samples_names_the_first_file() -> None:
+    """ "The file '<file>' cannot be read": of one sample, too."""
+    rows = [(FAILED, f"The file '{name}' is cut off.", f"{name}#0") for name in ("a.pt", "b.pt")]
+    (found,) = _problems(lambda sql, *words: rows)
+    assert (found.reason, found.samples, found.examples) == ("The file 'a.pt' is cut off.", 2, ("a.pt#0", "b.pt#0"))

@@ -221,3 +221,10 @@ def test_the_module_runs_the_command_in_that_environment(tmp_path: Path) -> None
     ):
         done = subprocess.run([sys.executable, "-m", "sglang_cpu", *wrong], capture_output=True, text=True)
         assert done.returncode == 1 and words in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_command_beside_this_python_is_told_to_be_activated() -> None:
+    """ "drafttrace cannot be started (No such file or directory)", where the environment has it."""
+    command = [sys.executable, "-m", "sglang_cpu", "pip", "--model-path", "T"]
+    done = subprocess.run(command, capture_output=True, text=True, env={"PATH": "/nowhere"})
+    assert done.returncode == 1 and f". {Path(sys.executable).parent / 'activate'}" in done.stderr

@@ -25,6 +25,7 @@ from drafttrace.tracer.capture import Ints
 
 _FEWEST = 4
 _TIMES_LEFT = 4.0  # of what a fit leaves in the median: rows further off are something else, too
+_LEAST = {"rotation": 0.2}  # the directions that the fitted rows span hold no other row whole
 _SWEPT = 0.5  # share of the rows that a sweep must hold to place them
 
 
@@ -155,7 +156,7 @@ def _unchanged(
     limits = slot_limits(
         thresholds, None, location.neighbours.get(fact.boundary) if fact.boundary is not None else None
     )
-    least = _TIMES_LEFT * explained.fit.residual
+    least = max(_TIMES_LEFT * explained.fit.residual, _LEAST.get(explained.fit.name, 0.0))
     limits = replace(limits, match=max(limits.match, least), noise=max(limits.noise, least))
     atlas = tuple(home if a is origin else undone.of_origin(a) for a in location.atlas_streams)
     beside = Beside(atlas, (home,), (mine,)) if stream.side == "left" else Beside(atlas, (mine,), (home,))

@@ -56,7 +56,10 @@ def fit_singles(
 def _stands(part: PartFacts) -> bool:
     """Whether a part is more than some rows here and there of which nothing is known."""
     explained = part.left.explanation or part.reference.explanation
-    return part.part.kind != "spread" or explained is not None or len(part.positions) > _MOST
+    placed = (
+        part.left.boundary != part.reference.boundary or part.is_left is not None or part.is_reference is not None
+    )
+    return part.part.kind != "spread" or explained is not None or placed or len(part.positions) > _MOST
 
 
 def _singles(

@@ -27,7 +27,7 @@ from drafttrace.compare.noise_pair import another_prompt, refuse_other_model
 from drafttrace.compare.oddrows import row_facts
 from drafttrace.compare.partfits import fit_parts
 from drafttrace.compare.ranks import RankFacts, RankRows, compare_hashes, find_partial_sum
-from drafttrace.compare.result import EXIT_CODES, Result, SlotResult
+from drafttrace.compare.result import EXIT_CODES, FAULT, Result, SlotResult
 from drafttrace.compare.rope_facts import RopeTrial
 from drafttrace.compare.sample import MIN_ROWS
 from drafttrace.compare.single_rows import fit_singles
@@ -293,6 +293,8 @@ def _finish(work: _Work, judging: _Judging) -> Result:
     )
     compared = _was_compared(work, facts)
     findings = diagnose(facts, compared)
+    # What contradicts itself was looked into, though no draft's rows are there to check.
+    compared = compared or (reference is None and any(f.severity == FAULT for f in findings))
     verdict = overall(counted(work.slots, work.others, len(left.slots)), findings, compared)
     sides = (assemble.side_info(left), assemble.side_info(reference) if reference is not None else None)
     pairing = assemble.alignment_info(work.alignment, left, first_difference(facts))

@@ -22,6 +22,7 @@ from drafttrace.compare.rowparts import NOISE, find_parts
 from drafttrace.compare.sample import MAX_ROWS, MAX_VALUES, Sample, Stream, slot_streams, spread, sweep_streams
 from drafttrace.compare.small_fits import small_fit
 from drafttrace.compare.thresholds import Limits, Thresholds
+from drafttrace.compare.undone import undo
 from drafttrace.tracer.capture import Accepted, Capture, Ints
 from drafttrace.tracer.rows import Floats
 
@@ -29,6 +30,7 @@ ROUNDING = 0.01
 """The relative L2 of a row that rounding alone does not leave (one more rounding to bf16 leaves 0.003)."""
 _FEWEST = 4
 _ALL = 0.9
+_BEYOND = 0.1  # relative L2 of a row that is more than what a fit of all rows leaves
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,8 @@ class OwnPart:
 
     rows, of: how many differ, of how many that were compared. rel_l2, others: medians over them and over the rest.
     found: what they are, by the sweep. moved: (position, position of the sweep's row that it holds, bit for bit), where
-    most of them are such. positions: ``[rows]``.
+    most of them are such. positions: ``[rows]``. limit: what a row was judged by; above
+    ROUNDING where what all rows went through was taken out first.
     """
 
     slot: int
@@ -50,6 +53,7 @@ class OwnPart:
     found: StreamFacts
     positions: tuple[int, ...]
     moved: tuple[tuple[int, int], ...] = ()
+    limit: float = ROUNDING
 
 
 def own_parts(
@@ -84,11 +88,13 @@ def _parts(
     index: Ints,
     told: Bools,
     thresholds: Thresholds,
+    limit: float = ROUNDING,
 ) -> Iterator[OwnPart]:
-    """The rows ``index`` of one slot that differ, by what they have in common."""
+    """The rows ``index`` of one slot that differ by more than ``limit``, by what they have in common; then those that
+    differ beside what all of them went through."""
     rows = measure_rows(stream.rows, index, home.rows, index)
     states = (rows.norm_left > 0) & (rows.norm_reference > 0) & np.isfinite(rows.rel_l2)
-    far = states & (rows.rel_l2 > ROUNDING) & ~told
+    far = states & (rows.rel_l2 > limit) & ~told
     if not far.any():
         return
     table = trace.table
@@ -113,26 +119,38 @@ def _parts(
             _explained(stream, home, sweep, index[chosen], positions[chosen], thresholds),
             tuple(int(p) for p in positions[chosen]),
             _moved(stream, home, index, chosen, positions),
+            limit,
         )
 
     if far.sum() >= _ALL * (states & ~told).sum():
-        yield made(far, None)
+        whole = made(far, None)
+        yield whole
+        explained = whole.found.explanation
+        if explained is None or explained.fit.then is not None or explained.boundary != home.boundary:
+            return
+        chosen = spread(index[far], MAX_ROWS)
+        undone = undo(explained.fit, Sample(chosen, chosen, table.position[chosen]), stream, home)
+        if undone is not None and limit == ROUNDING:
+            further = tuple(undone.of_origin(one) for one in sweep)
+            back = further[[one is home for one in sweep].index(True)]
+            least = max(_BEYOND, 4 * explained.fit.residual)
+            yield from _parts(trace, undone.of_slot(stream), back, further, index, told, thresholds, least)
         return
     left = far.copy()
-    for found in find_parts(looked_at, Limits(ROUNDING, ROUNDING, "the trace's own sweep"), thresholds):
+    for found in find_parts(looked_at, Limits(limit, limit, "the trace's own sweep"), thresholds):
         here = found.rows & left
         if here.any():
             yield made(here, found.part)
         left &= ~found.rows
     if left.any():
-        yield made(left, _spread(positions[left], rows.rel_l2[left], int((states & ~told).sum()), usual))
+        yield made(left, _spread(positions[left], rows.rel_l2[left], int((states & ~told).sum()), usual, limit))
 
 
-def _spread(positions: Ints, rel_l2: Floats, of: int, usual: float) -> RowPart:
+def _spread(positions: Ints, rel_l2: Floats, of: int, usual: float, limit: float) -> RowPart:
     """Rows that nothing but their difference holds together."""
     first, last = int(positions.min()), int(positions.max())
     return RowPart(
-        "spread", NOISE, "", first, last, 1, len(positions), of, of, float(np.median(rel_l2)), usual, ROUNDING, 0.0
+        "spread", NOISE, "", first, last, 1, len(positions), of, of, float(np.median(rel_l2)), usual, limit, 0.0
     )
 
 

@@ -125,7 +125,9 @@ def _keys(rows: npt.NDArray[np.void]) -> list[tuple[int, int, int, int]]:
     return keys
 
 
-_FAR, _FEWEST = 0.1, 4  # relative L2 of a row that lacks something, and how many such rows are asked at least
+# Relative L2 of a row that lacks something: much of it, else a little of a state that many layers made; and how many such
+# rows are asked at least.
+_FAR, _FEWEST = (0.1, 0.015), 4
 
 
 def find_partial_sum(
@@ -143,12 +145,14 @@ def find_partial_sum(
         y, x = sample.read(target), sample.read(mine)
         total = x + sum(sample.read(slot_streams("left", o)[mine.slot]) for o in others)
         norms = np.linalg.norm(y, axis=1)
-        far = np.linalg.norm(x - y, axis=1) > _FAR * np.where(norms > 0, norms, 1.0)
-        if far.sum() < min(_FEWEST, len(far)):
-            continue
-        before, after = distance(x[far], y[far]).rel_l2, distance(total[far].astype(np.float32), y[far]).rel_l2
-        if after < 0.1 and after < 0.3 * before:
-            slots.append(mine.slot)
-            alone.append(before)
-            summed.append(after)
+        for limit in _FAR:
+            far = np.linalg.norm(x - y, axis=1) > limit * np.where(norms > 0, norms, 1.0)
+            if far.sum() < min(_FEWEST, len(far)):
+                continue
+            before, after = distance(x[far], y[far]).rel_l2, distance(total[far].astype(np.float32), y[far]).rel_l2
+            if after < 0.1 and after < 0.3 * before:
+                slots.append(mine.slot)
+                alone.append(before)
+                summed.append(after)
+                break
     return PartialSum(tuple(slots), tuple(alone), tuple(summed)) if slots else None

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from drafttrace.compare.describe import part_rows
-from drafttrace.compare.facts import PartFacts, SingleFacts, SingleRow
+from drafttrace.compare.facts import VALUE, PartFacts, SingleFacts, SingleRow
 from drafttrace.compare.hypotheses import is_plausible, restored
 from drafttrace.compare.judge import limits_of
 from drafttrace.compare.measure import Bools, Doubles
@@ -56,9 +56,9 @@ def fit_singles(
 def _stands(part: PartFacts) -> bool:
     """Whether a part is more than some rows here and there of which nothing is known."""
     explained = part.left.explanation or part.reference.explanation
-    placed = (
-        part.left.boundary != part.reference.boundary or part.is_left is not None or part.is_reference is not None
-    )
+    known = part.left.by == part.reference.by == VALUE
+    placed = known and part.left.boundary != part.reference.boundary
+    placed = placed or part.is_left is not None or part.is_reference is not None
     return part.part.kind != "spread" or explained is not None or placed or len(part.positions) > _MOST
 
 

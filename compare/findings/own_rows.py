@@ -41,6 +41,8 @@ _UNKNOWN = (
     f"{_SWEEP}: a buffer that something else writes to, too (compare eager with graphs: --disable-cuda-graph)."
 )
 _MISPLACED = {"token-shift", "stale-rows", "rows-by-rank", "cross-request", "padding-leak"}
+# What names a slot's place among the boundaries says nothing of rows that are none of them.
+_WIRING = {"slot-shift", "slot-permutation", "boundary-offset", "wrong-boundary", "default-wiring", "slot-count"}
 _UNSURE = 0.6
 _LISTED = 64  # positions that evidence lists at most
 
@@ -78,7 +80,7 @@ def without_repeats(found: Sequence[Finding]) -> list[Finding]:
     def again(one: Finding) -> bool:
         same = _MISPLACED if one.id in _MISPLACED else {one.id}
         named = [others.get(slot, set()) for slot in one.slots]
-        return all(same & ids or (one.id == "unexplained" and ids) for ids in named)
+        return all(same & ids or (one.id == "unexplained" and ids - _WIRING) for ids in named)
 
     return [one for one in found if one not in own or not again(one)]
 
@@ -128,7 +130,8 @@ def _finding(name: str, members: Sequence[OwnPart]) -> Finding:
     return finding(
         name,
         f"{who[0].upper() + who[1:]} {'are' if several else 'is'} not {'those of ' if some and several else ''}the "
-        f"{_listed([boundary_name(one.said) for one in members])} that the trace's own layer sweep holds: {what} "
+        f"{_listed([boundary_name(one.said) for one in members])} that the trace's own layer sweep holds"
+        f"{', beside what all rows of the slot went through' if first.limit > ROUNDING else ''}: {what} "
         f"({_level(members)}).",
         slots=slots,
         confidence=_UNSURE if name == "unexplained" else min(max(0.4, 0.98 - 2 * _left(one)) for one in members),
@@ -163,7 +166,7 @@ def _left(one: OwnPart) -> float:
 def _level(members: Sequence[OwnPart]) -> str:
     levels = []
     for one in members:
-        level = f"median relative L2 {one.rel_l2:.3g}, limit {ROUNDING:g}; "
+        level = f"median relative L2 {one.rel_l2:.3g}, limit {one.limit:g}; "
         level += f"{one.rows} of {one.of} rows" if one.part is None else f"the other rows {one.others:.3g}"
         levels.append(level)
     if len(set(levels)) == 1:
@@ -222,7 +225,7 @@ def _evidence(one: OwnPart) -> dict[str, Any]:
         "rows": one.rows,
         "of": one.of,
         "rel_l2": one.rel_l2,
-        "limit": ROUNDING,
+        "limit": one.limit,
         "kind": one.part.kind if one.part is not None else "all",
         "fit": explained.fit.name if explained is not None else None,
         "residual": explained.fit.residual if explained is not None else None,

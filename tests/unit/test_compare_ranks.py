@@ -113,6 +113,18 @@ def test_rows_of_a_part_sum_that_resemble_something_are_a_partial_sum_first() ->
     assert not any("part" in f.evidence for f in found)
 
 
+def test_a_part_that_lacks_little_of_a_deep_state_is_a_partial_sum_too() -> None:
+    """Live, B31 lacked 5 % of itself: "27 of 58 rows of slot 2 are only a part of B31" came first."""
+    left = served(WORLD, WIRING)
+    state = WORLD.streams[5][left.table.position]
+    lost = np.random.default_rng(2).permuted(state, axis=1) * 0.045
+    mine, other = (
+        replace(_with_slot(left, rows), path=path) for rows, path in ((state - lost, "r0.h5"), (lost, "r1.h5"))
+    )
+    found = diff(mine, dumped(WORLD, WIRING), rank_traces=[other]).findings
+    assert [(f.id, f.slots) for f in found if f.severity == "fault"] == [("partial-sum", (1,))]
+
+
 def _with_slot(left: Capture, values: npt.NDArray[Any]) -> Capture:
     slots = list(left.slots)
     slots[1] = replace(slots[1], rows=bf16(values))

@@ -133,3 +133,10 @@ def test_the_traces_own_sweep_speaks_beside_a_dump_too(pair: str) -> None:
     assert [f.id for f in faults(rejudge(found, DEFAULT))] == ["unexplained"]
     told = faults(diff(with_slot(bare(pair), 1, at(range(20, 30), lambda x: 2 * x)), dump(pair)))
     assert [f.id for f in told] == ["scale"]  # once, not by the comparison and by the sweep
+
+
+def test_a_trace_without_a_draft_that_contradicts_itself_is_a_mismatch() -> None:
+    """Its rows were not those of its own sweep, and the verdict was "incomparable", exit code 2."""
+    found = diff(with_slot(bare("kimi"), 2, lambda x: 1.02 * at(range(30, 40), garbage)(x)), None)
+    assert (found.verdict, found.exit_code) == ("mismatch", 1)
+    assert {f.id for f in faults(found)} == {"scale", "unexplained"}, [(f.id, f.summary) for f in found.findings]

@@ -76,8 +76,12 @@ def _of_sums(sums: RowSums) -> Distance:
 
 
 def _median(values: np.ndarray) -> float:
-    finite = values[np.isfinite(values)]
-    return float(np.median(finite)) if len(finite) else float("nan")
+    """The median of what is finite. By sorting: of a sample's few rows np.median takes three times as long, and a matrix
+    asks for thousands."""
+    finite = np.sort(values[np.isfinite(values)])
+    if not len(finite):
+        return float("nan")
+    return float(finite[(len(finite) - 1) // 2 : len(finite) // 2 + 1].mean())
 
 
 def cross_distances(sample: Sample, rows: Sequence[Stream], columns: Sequence[Stream]) -> list[list[Distance]]:

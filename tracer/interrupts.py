@@ -8,11 +8,14 @@ again, and a command that ends all the same does not end as if nothing had been 
 
 from __future__ import annotations
 
+import _thread
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -26,11 +29,51 @@ class Interrupted(KeyboardInterrupt):
     """Ctrl-C. One that disappears without having been taken asks for the next."""
 
     def __del__(self) -> None:
-        if _asked:
-            signal.setitimer(signal.ITIMER_REAL, _AGAIN)
+        if not _asked:
+            return
+        if threading.current_thread() is threading.main_thread():
+            _borrow_alarm()
+        else:  # whatever loses exceptions here is none of the main thread's
+            _thread.interrupt_main()
 
 
 _asked = False
+
+
+@dataclass(frozen=True)
+class _Alarm:
+    """The caller's: its handler, the seconds it had left (0: it was not set), those it repeats after, and when."""
+
+    handler: Any
+    left: float
+    every: float
+    since: float
+
+
+_borrowed: _Alarm | None = None
+
+
+def _borrow_alarm() -> None:
+    global _borrowed
+    if _borrowed is None:
+        left, every = signal.setitimer(signal.ITIMER_REAL, 0)
+        # None is a handler that C code set before Python began; Python cannot set that again.
+        handler = signal.getsignal(signal.SIGALRM) or signal.SIG_DFL
+        _borrowed = _Alarm(handler, left, every, time.monotonic())
+        signal.signal(signal.SIGALRM, _raise_again)
+    signal.setitimer(signal.ITIMER_REAL, _AGAIN)
+
+
+def _give_alarm_back() -> None:
+    global _borrowed
+    alarm, _borrowed = _borrowed, None
+    if alarm is None:
+        return
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, alarm.handler)
+    if alarm.left > 0:  # one that was due meanwhile rings at once
+        left = max(alarm.left - (time.monotonic() - alarm.since), 1e-4)
+        signal.setitimer(signal.ITIMER_REAL, left, alarm.every)
 
 
 def take() -> None:
@@ -52,6 +95,7 @@ def _raise(_number: int, _frame: FrameType | None) -> NoReturn:
 
 
 def _raise_again(_number: int, _frame: FrameType | None) -> None:
+    _give_alarm_back()
     if _asked:
         raise Interrupted
 
@@ -66,14 +110,13 @@ def certain() -> Iterator[None]:
     if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
         return
-    alarm, report = signal.getsignal(signal.SIGALRM), sys.unraisablehook
+    report = sys.unraisablehook
 
     def unraisable(lost: Any) -> None:
         if not isinstance(lost.exc_value, Interrupted):  # which comes again, so nothing was ignored
             report(lost)
 
     take()  # nothing is asked yet
-    signal.signal(signal.SIGALRM, _raise_again)
     signal.signal(signal.SIGINT, _raise)
     sys.unraisablehook = unraisable
     try:
@@ -84,9 +127,8 @@ def certain() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command is over
         asked = _asked
         take()
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        _give_alarm_back()
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGALRM, alarm)
         sys.unraisablehook = report
         if asked:
             sys.exit(EXIT_CODE)

@@ -45,7 +45,10 @@ class Finalizer:
 
 def as_before() -> bool:
     """Whether nothing is left of what a command sets up for Ctrl-C."""
-    return signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGALRM)
+    return handlers == (signal.default_int_handler, signal.SIG_DFL) and not any(
+        signal.getitimer(signal.ITIMER_REAL)
+    )
 
 
 def work(seconds: float = 5.0) -> NoReturn:
@@ -104,8 +107,8 @@ def plainly() -> None:
 def test_ctrl_c_that_is_lost_comes_again(
     lose: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli, "command_of", lambda _app: lose)
-    monkeypatch.setattr(cli, "tell_values", lambda command: command)
+    monkeypatch.setattr(cli, "command_of", lambda _app: lambda **_options: lose())
+    monkeypatch.setattr(cli, "keep_values", lambda command: command)
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 130 and as_before()
@@ -128,6 +131,49 @@ def test_where_ctrl_c_is_ignored_it_stays_ignored() -> None:
     with interrupts.certain():
         press()
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def rung() -> Iterator[list[float]]:
+    """When the alarm of whoever calls the command rang."""
+    times: list[float] = []
+    before = signal.signal(signal.SIGALRM, lambda _number, _frame: times.append(time.monotonic()))
+    yield times
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def test_the_alarm_of_the_caller_rings_during_a_command(rung: list[float]) -> None:
+    """A time limit set by whoever called was swallowed, though no Ctrl-C came."""
+    handler = signal.getsignal(signal.SIGALRM)
+    signal.setitimer(signal.ITIMER_REAL, 0.05, 10)
+    with interrupts.certain():
+        time.sleep(0.2)
+        assert len(rung) == 1
+    assert signal.getsignal(signal.SIGALRM) is handler and signal.getitimer(signal.ITIMER_REAL)[1] == 10
+
+
+def test_the_alarm_of_the_caller_is_given_back_after_a_lost_ctrl_c(rung: list[float]) -> None:
+    handler, began = signal.getsignal(signal.SIGALRM), time.monotonic()
+    signal.setitimer(signal.ITIMER_REAL, 0.4)
+    with pytest.raises(SystemExit), interrupts.certain():
+        in_a_finalizer()
+    assert signal.getsignal(signal.SIGALRM) is handler and not rung
+    time.sleep(0.6)
+    assert len(rung) == 1 and 0.3 < rung[0] - began < 0.55
+
+
+def test_an_alarm_that_the_shell_set_ends_the_command() -> None:
+    code = "import time; from drafttrace.tracer import interrupts\nwith interrupts.certain(): time.sleep(20)"
+    began = time.monotonic()
+
+    def limit() -> None:  # as `perl -e 'alarm 1; exec @ARGV'` does
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, 1)
+
+    ended = subprocess.run([sys.executable, "-c", code], preexec_fn=limit, timeout=30, check=False)
+    assert ended.returncode == -signal.SIGALRM and time.monotonic() - began < 10
 
 
 class AtCall:

@@ -22,6 +22,9 @@ from drafttrace.tracer.target_weights import TargetWeights
 
 OFFSETS = (-1, 0, 1, 2)
 _ALIKE = 0.1  # nats of mean loss that tell no reading of the norm from the other
+_NORMED = 0.05  # how far from 1 the RMS of a normed row is, rounded, without the gain
+_FAR = 2.0  # times 1, or one part of it: no rounding of a normed state does that
+_ONE_FACTOR = 0.02  # how far the sizes of normed rows that were scaled are from one another
 _CLEARLY = 0.5  # nats of mean loss that are no accident of a few rows
 _WORK = 6e10  # multiply-adds that one inspection may spend in the head
 
@@ -118,18 +121,22 @@ def _scored(capture: Capture, state: CheckedState, tokens: Ints, target: TargetW
 def _norm(
     name: str, declared: Norm, values: Floats, low: dict[Norm, float], target: TargetWeights
 ) -> tuple[Norm, Check]:
-    """Before or after the final norm: by the size of what is left without the gain, and by next-token loss."""
-    gain = target.norm_gain()
-    used = np.abs(gain) > 0.05 * np.median(np.abs(gain))
-    rms = np.sqrt(np.mean((values[:, used] / gain[used]).astype(np.float64) ** 2, -1))
-    even = bool(np.median(np.abs(rms - 1)) < 0.05)
+    """Before or after the final norm: by the size of what is left without the gain, and by next-token loss.
+
+    Of text that the target itself wrote, its first choice at every place, the loss prefers whatever makes logits larger: a
+    state without its norm is a hundred times too large, and the surest of all. So where the two differ, a size that leaves
+    no doubt decides.
+    """
+    rms = _size_without_gain(values, target)
     by_loss = Norm.POST if low[Norm.POST] <= low[Norm.PRE] else Norm.PRE
-    by_size = Norm.POST if even else Norm.PRE
+    by_size = Norm.POST if np.median(np.abs(rms - 1)) < _NORMED else Norm.PRE
+    sized = _is_clear(rms)
     blind = min(low.values()) >= loss_of_guessing(
         target
     )  # of losses that are worse than guessing, neither is the better
     alike = abs(low[Norm.POST] - low[Norm.PRE]) < _ALIKE
-    found = by_size if by_size == by_loss or blind or alike else Norm.UNKNOWN
+    differ = by_size != by_loss
+    found = Norm.UNKNOWN if differ and not (blind or alike or sized) else by_size
     evidence = {
         "rms_without_gain_median": number(float(np.median(rms))),
         "rms_without_gain_spread": number(float(np.std(rms))),
@@ -143,12 +150,17 @@ def _norm(
         return by_loss, Check("last-norm", name, "undecided", summary, evidence)
     where = "after" if found is Norm.POST else "before"
     numbers = f"next-token loss {low[Norm.POST]:.2f} read as post, {low[Norm.PRE]:.2f} as pre"
-    if blind or alike:  # what decided is said, not what could not
+    if blind or alike or differ:  # what decided is said, not what could not
         numbers = (
             f"by its size: RMS {float(np.median(rms)):.3g} without the norm's gain, where a normed state has 1"
         )
     if alike and not blind:
         numbers += f"; the losses, {low[Norm.POST]:.2f} read as post and {low[Norm.PRE]:.2f} as pre, do not tell"
+    elif differ and not blind:
+        numbers += (
+            f"; the losses, {low[Norm.POST]:.2f} read as post and {low[Norm.PRE]:.2f} as pre, only say which makes larger "
+            "logits of text that the target chose itself"
+        )
     if declared is Norm.UNKNOWN:
         return found, Check(
             "last-norm", name, "found", f"{name} stands {where} the final norm ({numbers}).", evidence
@@ -158,6 +170,25 @@ def _norm(
         return found, Check("last-norm", name, "confirmed", summary, evidence)
     summary = f"{name} stands {where} the final norm, but the format says {declared} ({numbers})."
     return found, Check("last-norm", name, "refuted", summary, evidence)
+
+
+def _size_without_gain(values: Floats, target: TargetWeights) -> Floats:
+    """The RMS of every row ``[R]`` as it was before the norm's gain (and bias), if it was normed: 1 then."""
+    gain, bias = target.norm_gain(), target.norm_bias()
+    used = np.abs(gain) > 0.05 * np.median(np.abs(gain))
+    bare = (values if bias is None else values - bias)[:, used] / gain[used]
+    found: Floats = np.sqrt(np.mean(bare.astype(np.float64) ** 2, -1))
+    return found
+
+
+def _is_clear(rms: Floats) -> bool:
+    """Whether the sizes alone leave no doubt: every row has 1, or the rows are far from it, and not all by one factor, as
+    normed rows that somebody scaled are."""
+    median = float(np.median(rms))
+    if np.quantile(np.abs(rms - 1), 0.95) < _NORMED:
+        return True
+    scaled = float(np.quantile(np.abs(rms / median - 1), 0.95)) < _ONE_FACTOR if median > 0 else True
+    return not 1 / _FAR < median < _FAR and not scaled
 
 
 def _offset_of_depth(last: _Predicted, slots: dict[str, _Predicted], guessing: float) -> int:

@@ -129,6 +129,11 @@ class TargetWeights:
         weight = self._checkpoint.floats(self.norm_name)
         return weight + 1 if gain_is_one_plus(self.shape.model_type) else weight
 
+    def norm_bias(self) -> Floats | None:
+        """What a final layer norm adds, per channel ``[H]``; None for an RMS norm."""
+        name = self.norm_name.removesuffix("weight") + "bias"
+        return self._checkpoint.floats(name) if name in self._checkpoint else None
+
     def final_norm(self, states: Floats) -> Floats:
         """The final norm of states ``[R, H]``: an RMS norm, or a layer norm where the checkpoint has a bias for it."""
         config = self.shape.config
@@ -137,12 +142,11 @@ class TargetWeights:
              if isinstance(config.get(key), int | float)),
             1e-6,
         )  # fmt: skip
-        bias_name = self.norm_name.removesuffix("weight") + "bias"
-        values = states.astype(np.float64)
-        if bias_name in self._checkpoint:
+        values, bias = states.astype(np.float64), self.norm_bias()
+        if bias is not None:
             centred = values - values.mean(-1, keepdims=True)
             spread = np.sqrt((centred**2).mean(-1, keepdims=True) + epsilon)
-            result = centred / spread * self.norm_gain() + self._checkpoint.floats(bias_name)
+            result = centred / spread * self.norm_gain() + bias
         else:
             result = values / np.sqrt((values**2).mean(-1, keepdims=True) + epsilon) * self.norm_gain()
         out: Floats = result.astype(np.float32)

@@ -374,3 +374,59 @@ def test_a_dump_without_an_embedding_says_that_it_was_looked_for(sample: Sample,
     assert "None of the 3 slots is B0, the embedding." in told and "hint" not in told
     render(inspect_capture(str(tmp_path / "data_0.ckpt")), console)
     assert "--target DIR checks by value" in console.export_text()
+
+
+def chosen(sample: Sample, scale: float = 1.0) -> Sample:
+    """The same states with the tokens that the head itself chooses for them, as where a target answers greedily."""
+    own, states = Sample(), sample.last_pre.float().numpy()
+    _losses, top = TargetWeights(TARGET).score(states, np.zeros((len(states), 1), np.int64))
+    own.tokens = torch.cat([sample.tokens[:1], torch.from_numpy(top[:-1])])
+    own.last_pre = (sample.last_pre.float() * scale).to(torch.bfloat16)
+    return own
+
+
+def norm_check(found: Inspection) -> Any:
+    return next(check for check in found.checks if check.id == "last-norm")
+
+
+@pytest.mark.parametrize("backend", ["specforge", "model-optimizer"])
+def test_a_state_before_the_norm_is_told_though_its_loss_is_lower_without_the_norm(
+    backend: str, sample: Sample, tmp_path: Path
+) -> None:
+    """Of greedy answers, larger logits always have the lower loss: 'neither is sure' of a size of 175."""
+    own = chosen(sample, 30)
+    if backend == "specforge":
+        found = specforge(tmp_path, own, [own.b2, own.b8, own.b13], own.last_pre)
+    else:
+        found = model_optimizer(tmp_path, own, own.last_pre)
+    check = norm_check(found)
+    assert check.evidence["next_token_loss_as_post"] < check.evidence["next_token_loss_as_pre"] - 0.1
+    assert check.evidence["found"] == "pre"
+    assert "before the final norm" in check.summary and "RMS" in check.summary
+    if backend == "specforge":
+        assert check.verdict == "refuted" and check.summary in found.problems
+    else:
+        assert check.verdict == "found" and found.states[0].probably.startswith("B1")
+
+
+def test_a_normed_state_that_was_scaled_is_not_called_one_before_the_norm(sample: Sample, tmp_path: Path) -> None:
+    own = chosen(sample)
+    found = specforge(tmp_path, own, [own.b2, own.b8, own.b13], own.last_post * 30)
+    check = norm_check(found)
+    assert check.evidence["rms_without_gain_median"] > 20 and check.evidence["found"] != "pre"
+
+
+def test_the_size_of_a_layer_normed_state_is_told_without_its_bias() -> None:
+    from drafttrace.tracer.last_state_checks import _size_without_gain
+
+    class Biased:
+        def norm_gain(self) -> np.ndarray:
+            return np.full(64, 2.0, np.float32)
+
+        def norm_bias(self) -> np.ndarray:
+            return np.linspace(-9, 9, 64, dtype=np.float32)
+
+    plain = np.random.default_rng(0).normal(size=(5, 64))
+    plain /= np.sqrt((plain**2).mean(-1, keepdims=True))
+    sizes = _size_without_gain((plain * 2 + Biased().norm_bias()).astype(np.float32), Biased())  # type: ignore[arg-type]
+    assert np.allclose(sizes, 1, atol=1e-4)

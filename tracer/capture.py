@@ -150,6 +150,8 @@ class Capture:
     padded: mask ``[R]`` of the rows that were computed in a batch with padding rows beside them, None where no file
     tells. padding: by tap (slot names, "last", and the names of the draft's tensors) and frame, the hash
     (``row_hash.row_hashes``) of the first padding row of that pass.
+    unread: the names of what a dump's sample holds besides, such as logits: with number format and shape of a tensor, with
+    "" of anything else.
     """
 
     path: str
@@ -175,6 +177,7 @@ class Capture:
     present: Mapping[str, npt.NDArray[np.bool_]] = field(default_factory=dict)
     padded: npt.NDArray[np.bool_] | None = None
     padding: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    unread: Mapping[str, str] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         from drafttrace.tracer.capture_html import one_line

@@ -29,7 +29,7 @@ from drafttrace.tracer.convert_place import (
 )
 from drafttrace.tracer.convert_prefill import prefill_remedy
 from drafttrace.tracer.convert_recording import left_out_of, refuse_recording
-from drafttrace.tracer.convert_sample import LaterRows, Sample, one_row_per_token
+from drafttrace.tracer.convert_sample import LaterRows, Sample, one_row_per_token, refuse_other_fields
 from drafttrace.tracer.declared_checks import refuse_beyond, with_declared_notes
 from drafttrace.tracer.dumps.contradiction import refuse_other_target
 from drafttrace.tracer.dumps.folder import Collection, open_collection
@@ -50,6 +50,7 @@ LOSSES = (
     "recording",
     "sample-numbers",
     "later-passes",
+    "other-fields",
 )
 # Of these, what says which samples there are, and nothing of how one is written: a conversion that stopped for want of
 # one goes on with it.
@@ -61,7 +62,7 @@ class Converted:
     """What was read and written. paths: the files of one sample, or the folder of several. samples: how many are there.
 
     source: what was read, as ``PATH`` or ``PATH#i``; format, recognised_by: what it is, and why. layout: of ``paths``.
-    left_out: what of a recording was given up, the padding, and the samples that were left out. notes: what the readers
+    left_out: what was given up, by name, the padding, and the samples that were left out. notes: what the readers
     say of the files, such as which of a folder are none of its samples.
     """
 
@@ -108,8 +109,10 @@ class _Asked:
             capture = with_declared_notes(capture, self.request.layers)
         source = one_row_per_token(capture, self.request, self.lose, self.target, self.layout.id)
         refuse_recording(source, self.layout.id)
+        refuse_other_fields(source, self.layout.id)
         if source.mask is None and self.ones:
             source = dataclasses.replace(source, mask=np.ones(len(source.tokens), np.int64))
+        self.layout.check(source)
         return source
 
 
@@ -135,6 +138,7 @@ def convert(
     layout. lose: which of :data:`LOSSES` may be given up. mask: "ones" makes a loss mask where the source has none.
     target: the target's folder; its final norm turns a last state before the norm into one after it, which SpecForge
     stores. "recording" among the losses is what only a recorder knows: draft rows, rejected rows, probes, the server.
+    "other-fields": tensors of a dump that are no tokens, states or mask, such as logits.
 
     A ``PATH`` of several samples is converted whole, as ``drafttrace reference --from`` takes all of them: whoever
     converts a dump means the dump, and the first sample alone would look like it. ``out`` is a folder then, with one file

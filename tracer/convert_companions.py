@@ -12,7 +12,7 @@ import numpy as np
 
 from drafttrace.tracer.capture import Ints
 from drafttrace.tracer.convert_place import refuse_config_above
-from drafttrace.tracer.convert_sample import Sample, refuse
+from drafttrace.tracer.convert_sample import Sample, give_up, kept_mask, layer_ids_of, refuse
 from drafttrace.tracer.dumps.tensor import Array
 from drafttrace.tracer.errors import DrafttraceError
 
@@ -58,7 +58,7 @@ class LayerIds(Companions):
         self._config: dict[str, Any] = {}
 
     def add(self, number: int, source: Sample) -> None:
-        ids = _layer_ids(source)
+        ids = layer_ids(source)
         self._count += 1
         if ids is None:
             refuse_config_above(self.folder)
@@ -85,13 +85,16 @@ class LayerIds(Companions):
         return list(self.FILES)
 
 
-def _layer_ids(source: Sample) -> list[int] | None:
+def layer_ids(source: Sample) -> list[int] | None:
     """The ids to declare, None for none. Raises DrafttraceError where only some slots have one."""
     capture = source.capture
     known = [k for k in capture.wiring if k is not None]
     if known and len(known) != len(capture.slots):
-        refuse(source, "layer-ids", "The speculators v1 layout", "only some of its slots have one")
+        why = "only some of its slots have one"
+        refuse(source, "layer-ids", "The speculators v1 layout", why, layer_ids_of(source))
         return None
+    if known and "layer-ids" in source.lose:
+        give_up(source, layer_ids_of(source))
     if not known or "layer-ids" in source.lose:
         return None
     last = capture.last.boundary if capture.last is not None else None
@@ -121,7 +124,7 @@ class ArrowTable(Companions):
         self._fingerprint = hashlib.sha256()
 
     def add(self, number: int, source: Sample) -> None:
-        mask = None if "loss-mask" in source.lose else source.mask
+        mask = kept_mask(source)
         if self._first is None:
             self._first, self._masked = number, mask is not None
             if mask is not None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from drafttrace.tracer.boundary import boundary_name
 from drafttrace.tracer.capture import Ints, Norm
-from drafttrace.tracer.convert_companions import ArrowTable, Companions, LayerIds
+from drafttrace.tracer.convert_companions import ArrowTable, Companions, LayerIds, layer_ids
 from drafttrace.tracer.convert_recording import ORIGIN, is_trace
 from drafttrace.tracer.convert_sample import (
     V1_DEFAULTS,
@@ -20,7 +20,9 @@ from drafttrace.tracer.convert_sample import (
     covered,
     each_by_itself,
     gaps,
+    give_up,
     ids_option,
+    kept_mask,
     kind_of,
     last_on,
     need_mask,
@@ -33,7 +35,7 @@ from drafttrace.tracer.convert_sample import (
     refuse_unrecorded,
     same_rows,
 )
-from drafttrace.tracer.convert_trace import to_trace
+from drafttrace.tracer.convert_trace import check_trace, to_trace
 from drafttrace.tracer.dumps.tensor import Array
 from drafttrace.tracer.dumps.write_safetensors import SafetensorsWriter
 from drafttrace.tracer.dumps.write_torch import Planned, write_torch
@@ -45,13 +47,15 @@ from drafttrace.tracer.rows import Rows
 class OutLayout:
     """A layout that can be written.
 
-    write: one sample into one file, which appears under its name only when it is whole. name: the place of sample i in a
-    folder of many. holds: such a folder in words. folder: one sample, too, is a folder. endings: of a file of one sample,
-    the usual one first. companions: what stands once beside the samples. rows: sample i is row i of a table, so the
-    numbers have no gaps.
+    check: raises DrafttraceError for what it cannot hold of a sample, and remembers what is given up of it
+    (``Sample.told``). write: one sample into one file, which appears under its name only when it is whole. name: the
+    place of sample i in a folder of many. holds: such a folder in words. folder: one sample, too, is a folder. endings:
+    of a file of one sample, the usual one first. companions: what stands once beside the samples. rows: sample i is row
+    i of a table, so the numbers have no gaps.
     """
 
     id: str
+    check: Callable[[Sample], None]
     write: Callable[[Sample, Path], None]
     name: Callable[[int], str]
     holds: str
@@ -64,11 +68,21 @@ class OutLayout:
 # --- safetensors ---------------------------------------------------------------------------------------------
 
 
-def _to_safetensors(source: Sample, out: Path) -> None:
+def _check_safetensors(source: Sample) -> None:
+    _named_states(source)
+    kept_mask(source)
+
+
+def _named_states(source: Sample) -> tuple[dict[int, Rows], tuple[int, Rows] | None, dict[int, Rows]]:
+    """The slots, the last state, and every other boundary."""
     layout = "The safetensors layout"
     slots = _named_slots(source, layout)
     last = _named_last(source, layout)
-    more = _sweep(source, layout, slots | ({} if last is None else {last[0]: last[1]}))
+    return slots, last, _sweep(source, layout, slots | ({} if last is None else {last[0]: last[1]}))
+
+
+def _to_safetensors(source: Sample, out: Path) -> None:
+    slots, last, more = _named_states(source)
     by_boundary = slots | more
     made = source.capture.about.get("metadata", {}) if source.capture.format == "DRAFTTRACE" else {}
     metadata = {name: made[name] for name in ORIGIN if name in made}
@@ -95,7 +109,7 @@ def _to_safetensors(source: Sample, out: Path) -> None:
         "written_by": f"drafttrace {__version__} convert",
         "source_format": source.capture.format,
     }
-    mask = None if "loss-mask" in source.lose else source.mask
+    mask = kept_mask(source)
     _write_stacked(source, out, list(by_boundary.values()), metadata, mask)
 
 
@@ -127,7 +141,10 @@ def _say_boundaries(source: Sample) -> str:
 def _named_last(source: Sample, layout: str) -> tuple[int, Rows] | None:
     """The last state and its boundary; None where there is none, or it is given up."""
     capture = source.capture
-    if capture.last is None or "last-state" in source.lose:
+    if capture.last is None:
+        return None
+    if "last-state" in source.lose:
+        give_up(source, f"the last state '{capture.last.name}'")
         return None
     k = capture.last.boundary if capture.last.boundary is not None else source.layers
     if k is None:
@@ -152,9 +169,10 @@ def _sweep(source: Sample, layout: str, held: Mapping[int, Rows]) -> dict[int, R
     short = sorted(k for k in capture.boundaries if k not in found and covered(source, k) < len(source))
     if short:
         why = f"{len(short)} boundaries, first {boundary_name(short[0])}, cover only the first {covered(source, short[0])} "
-        refuse(source, "boundaries", layout, f"{why}of {len(source)} tokens")
+        refuse(source, "boundaries", layout, f"{why}of {len(source)} tokens", f"{why}of {len(source)} tokens")
     if capture.embed is not None and gaps(capture, "embed", source.index):
-        refuse(source, "boundaries", layout, "the embedding was not recorded for some tokens")
+        why = "the embedding was not recorded for some tokens"
+        refuse(source, "boundaries", layout, why, "the embedding, which was not recorded for some tokens")
     elif capture.embed is not None and 0 not in found:
         found[0] = capture.embed.rows
     refuse_other_rows(source, layout, found)
@@ -193,18 +211,30 @@ def _write_stacked(
 # --- speculators and SpecForge -------------------------------------------------------------------------------
 
 
-def _to_speculators(source: Sample, out: Path) -> None:
+def _check_speculators(source: Sample) -> None:
     layout = "The speculators layout"
     refuse_ids(source, layout)
     refuse_sweep(source, layout)
+    kept_mask(source)
+
+
+def _to_speculators(source: Sample, out: Path) -> None:
+    layout = "The speculators layout"
+    _check_speculators(source)
     parts = [*(slot.rows for slot in source.capture.slots), last_on(source, Norm.PRE, layout)]
     _write_stacked(source, out, parts, {})
 
 
-def _to_v1(source: Sample, out: Path) -> None:
+def _check_v1(source: Sample) -> None:
     layout = "The speculators v1 layout"
     need_slots(source, layout)
     refuse_sweep(source, layout)
+    layer_ids(source)
+
+
+def _to_v1(source: Sample, out: Path) -> None:
+    layout = "The speculators v1 layout"
+    _check_v1(source)
     mask = need_mask(source, layout)
     parts = [*(slot.rows for slot in source.capture.slots), last_on(source, Norm.PRE, layout)]
     refuse_unrecorded(source, layout, V1_DEFAULTS)
@@ -216,10 +246,15 @@ def _to_v1(source: Sample, out: Path) -> None:
     write_torch(out, value)
 
 
-def _to_specforge(source: Sample, out: Path) -> None:
+def _check_specforge(source: Sample) -> None:
     layout = "The SpecForge layout"
     refuse_ids(source, layout)
     refuse_sweep(source, layout, normed=True)
+
+
+def _to_specforge(source: Sample, out: Path) -> None:
+    layout = "The SpecForge layout"
+    _check_specforge(source)
     slots = source.capture.slots
     if len(slots) != 3:
         raise DrafttraceError(
@@ -263,10 +298,16 @@ SPECFORGE_GROUP = 2000
 
 _ALL = (
     OutLayout(
-        "trace", to_trace, lambda number: f"trace_{number}.h5", "trace_0.h5, trace_1.h5 and so on", (".h5", ".hdf5")
+        "trace",
+        check_trace,
+        to_trace,
+        lambda number: f"trace_{number}.h5",
+        "trace_0.h5, trace_1.h5 and so on",
+        (".h5", ".hdf5"),
     ),
     OutLayout(
         "safetensors",
+        _check_safetensors,
         _to_safetensors,
         lambda number: f"hs_{number}.safetensors",
         "hs_0.safetensors, hs_1.safetensors and so on",
@@ -274,6 +315,7 @@ _ALL = (
     ),
     OutLayout(
         "specforge",
+        _check_specforge,
         _to_specforge,
         _specforge_name,
         "rows_0-2000/data_0.ckpt and so on",
@@ -281,6 +323,7 @@ _ALL = (
     ),
     OutLayout(
         "speculators-v1",
+        _check_v1,
         _to_v1,
         lambda number: f"data_{number}.pt",
         "data_0.pt with data_config.json",
@@ -289,6 +332,7 @@ _ALL = (
     ),
     OutLayout(
         "speculators",
+        _check_speculators,
         _to_speculators,
         lambda number: f"hidden_states/hs_{number}.safetensors",
         "hidden_states/hs_0.safetensors with an Arrow table",

@@ -89,6 +89,7 @@ def left_out_of(source: Sample, layout: str) -> Iterator[str]:
     """What the conversion leaves behind: what was given up, the padding, and tokens that never had a row."""
     from drafttrace.tracer.convert_sample import before_norm
 
+    yield from source.told.given_up
     yield from recording_of(source, layout)
     last = source.capture.last
     kept = (

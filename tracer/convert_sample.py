@@ -31,6 +31,17 @@ class LaterRows(DrafttraceError):
     rows = 0
 
 
+@dataclass
+class Told:
+    """What became known of a sample while its layout was held against it.
+
+    given_up: what is lost of it by ``lose``, each once. equal: whether two of its states are, by the ids of their rows.
+    """
+
+    given_up: dict[str, None] = dataclasses.field(default_factory=dict)
+    equal: dict[tuple[int, int], bool] = dataclasses.field(default_factory=dict)
+
+
 @dataclass(frozen=True)
 class Sample:
     """One row per token: ``index[t]`` is the row of token t. layers: n where it is known.
@@ -48,6 +59,7 @@ class Sample:
     layers: int | None
     lose: frozenset[str]
     target: Path | None
+    told: Told = dataclasses.field(default_factory=lambda: Told())
 
     def __len__(self) -> int:
         return len(self.index)
@@ -84,13 +96,15 @@ def one_row_per_token(
     for slot in capture.slots:
         if gaps(capture, slot.name, index) and layout != "trace":
             raise DrafttraceError(f"'{capture.path}' lacks {slot.name} for some tokens; record it again.")
-    mask = capture.mask
+    mask, told = capture.mask, Told()
     tokens = capture.tokens[: last + 1]
     if (tokens < 0).any() and "first-token" not in lose:
         raise DrafttraceError(
             f"'{capture.path}' does not keep token {int(np.flatnonzero(tokens < 0)[0])}; write 0 in its place with "
             "--lose first-token."
         )
+    if unknown := int((tokens < 0).sum()):
+        told.given_up[f"{unknown} unknown token ids, with 0 in their place"] = None
     tokens = np.where(tokens < 0, 0, tokens)
     every = np.concatenate([tokens, capture.tokens[last + 1 : capture.valid_length or None]])
     if mask is not None:
@@ -109,6 +123,7 @@ def one_row_per_token(
         layers if type(layers) is int else None,
         lose,
         target,
+        told,
     )
 
 
@@ -173,10 +188,42 @@ def each_by_itself(source: Sample) -> str:
     return "choose --to speculators-v1" + (" with --mask-ones" if source.mask is None else "")
 
 
-def refuse(source: Sample, loss: str, layout: str, why: str) -> None:
+def refuse(source: Sample, loss: str, layout: str, why: str, what: str) -> None:
+    """Raise DrafttraceError where ``loss`` is not given up; else remember ``what`` is gone, for the answer."""
     if loss not in source.lose:
         raise DrafttraceError(f"{layout} cannot hold the {loss.replace('-', ' ')} of '{source.capture.path}': {why}; "
                               f"give it up with --lose {loss}.")  # fmt: skip
+    give_up(source, what)
+
+
+def give_up(source: Sample, what: str) -> None:
+    """Remember what is gone of a sample because the user said so."""
+    source.told.given_up[what] = None
+
+
+def layer_ids_of(source: Sample) -> str:
+    """The layer ids of a sample, as something that is given up."""
+    capture = source.capture
+    known = [k for k in capture.wiring if k is not None]
+    last = capture.last.boundary if capture.last is not None else None
+    said = [f"the wiring {wiring_name(known)}"] if known else []
+    said += [f"the last state {boundary_name(last)}"] if last is not None else []
+    return f"the layer ids ({', '.join(said)})" if said else "the layer ids"
+
+
+def refuse_other_fields(source: Sample, layout: str) -> None:
+    """Raise DrafttraceError where a dump's sample holds tensors that are no part of a capture, such as logits."""
+    unread = source.capture.unread
+    tensors = [f"{name} ({told})" for name, told in unread.items() if told]
+    if tensors and "other-fields" not in source.lose:
+        raise DrafttraceError(
+            f"The layout {layout} cannot hold what '{source.capture.path}' has besides tokens, states and mask: "
+            f"{', '.join(tensors)}; give it up with --lose other-fields."
+        )
+    for tensor in tensors:
+        give_up(source, f"the field {tensor}")
+    if plain := [name for name, told in unread.items() if not told]:
+        give_up(source, f"the {'field' if len(plain) == 1 else 'fields'} {', '.join(plain)}")
 
 
 def need_slots(source: Sample, layout: str) -> None:
@@ -207,6 +254,7 @@ def refuse_unrecorded(source: Sample, layout: str, defaults: Sequence[str]) -> N
     if "layer-ids" not in source.lose:
         raise DrafttraceError(f"{layout} cannot do without layer ids here: {why}, which may be other layers; give them up "
                               f"with --lose layer-ids{say}.")  # fmt: skip
+    give_up(source, f"that the layer ids are not recorded: {inside(layout)} means {defaults[0]} without them")
 
 
 def ids_option(source: Sample) -> str:
@@ -228,7 +276,7 @@ def refuse_ids(source: Sample, layout: str) -> None:
         f" with the last state {boundary_name(last)}" if last not in {None, n} else ""
     )
     why = "is not its default" if n is not None else "may not be its default (give --target DIR)"
-    refuse(source, "layer-ids", layout, f"it records none, and {declared} {why}")
+    refuse(source, "layer-ids", layout, f"it records none, and {declared} {why}", layer_ids_of(source))
 
 
 def refuse_last_boundary(source: Sample, layout: str) -> None:
@@ -241,7 +289,7 @@ def refuse_last_boundary(source: Sample, layout: str) -> None:
         if n is None
         else f"that is not {boundary_name(n)}"
     )
-    refuse(source, "layer-ids", layout, why)
+    refuse(source, "layer-ids", layout, why, f"that the last state is {boundary_name(last.boundary)}")
 
 
 def refuse_sweep(source: Sample, layout: str, *, normed: bool = False) -> None:
@@ -265,6 +313,7 @@ def refuse_sweep(source: Sample, layout: str, *, normed: bool = False) -> None:
             "boundaries",
             layout,
             f"{len(spare)} boundaries besides the slots, first {boundary_name(spare[0])}",
+            f"{len(spare)} boundaries besides the slots, first {boundary_name(spare[0])}",
         )
     refuse_other_rows(source, layout, held)
 
@@ -276,7 +325,9 @@ def refuse_other_rows(source: Sample, layout: str, held: Mapping[int, Rows]) -> 
     twice += [(0, capture.embed.rows)] if capture.embed is not None and 0 in held else []
     other = [k for k, rows in twice if not same_rows(source, held[k], rows)]
     if other:
-        refuse(source, "boundaries", layout, f"{boundary_name(other[0])} is there twice, with different numbers")
+        name = boundary_name(other[0])
+        why = f"{name} is there twice, with different numbers"
+        refuse(source, "boundaries", layout, why, f"the second form of {name}, with other numbers")
 
 
 def same_rows(source: Sample, one: Rows, two: Rows) -> bool:
@@ -285,6 +336,13 @@ def same_rows(source: Sample, one: Rows, two: Rows) -> bool:
         return True
     if (one.dtype, one.width) != (two.dtype, two.width):
         return False
+    key = id(one), id(two)
+    if key not in source.told.equal:
+        source.told.equal[key] = _equal_rows(source, one, two)
+    return source.told.equal[key]
+
+
+def _equal_rows(source: Sample, one: Rows, two: Rows) -> bool:
     index = source.index[source.index < min(len(one), len(two))]
     part = dataclasses.replace(source, index=index)
     pairs = zip(blocks(part, one), blocks(part, two), strict=True)
@@ -293,7 +351,15 @@ def same_rows(source: Sample, one: Rows, two: Rows) -> bool:
 
 def refuse_mask(source: Sample, layout: str) -> None:
     if source.mask is not None:
-        refuse(source, "loss-mask", layout, "it has no place for one")
+        refuse(source, "loss-mask", layout, "it has no place for one", "the loss mask")
+
+
+def kept_mask(source: Sample) -> Ints | None:
+    """The loss mask for a layout that can do with one and without."""
+    if source.mask is not None and "loss-mask" in source.lose:
+        give_up(source, "the loss mask")
+        return None
+    return source.mask
 
 
 def need_mask(source: Sample, layout: str) -> Ints:

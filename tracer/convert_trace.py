@@ -38,8 +38,7 @@ def to_trace(source: Sample, out: Path) -> None:
     from drafttrace.tracer.trace.layout import TensorSpec, TraceLayout
     from drafttrace.tracer.trace.writer import TraceWriter
 
-    refuse_mask(source, "A trace")
-    refuse_last_boundary(source, "A trace")
+    check_trace(source)
     capture, recording = source.capture, source.recording
     kept = recording if recording is not None and not is_reduced(source) else None
     states, ends = _states(source)
@@ -70,6 +69,13 @@ def to_trace(source: Sample, out: Path) -> None:
             )
         if recording is not None:
             _keep_head(part, recording)
+
+
+def check_trace(source: Sample) -> None:
+    """Raise DrafttraceError for what a trace cannot hold of a sample."""
+    refuse_mask(source, "A trace")
+    refuse_last_boundary(source, "A trace")
+    _states(source)
 
 
 def _rows(source: Sample, start: int, stop: int) -> schema.Records:
@@ -145,7 +151,10 @@ def _states(source: Sample) -> tuple[dict[str, Rows], dict[str, int]]:
         end = covered(source, k)
         scattered = int((source.index < len(rows)).sum()) - end
         if scattered:
-            refuse(source, "boundaries", "A trace", f"{scattered} rows of B{k} come after a token that has none")
+            what = f"{scattered} rows of B{k}"
+            refuse(
+                source, "boundaries", "A trace", f"{what} come after a token that has none", f"{what} after a gap"
+            )
         if end:
             states[f"boundary/{k}"], ends[f"boundary/{k}"] = rows, end
     return states, ends

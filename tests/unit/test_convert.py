@@ -173,7 +173,7 @@ def test_padding_is_left_behind(tmp_path: Path) -> None:
     torch.save(padded, tmp_path / "data_0.ckpt")
     request = Request(layer_ids=(1, 3, 4), layers=N)
     done = convert(str(tmp_path / "data_0.ckpt"), tmp_path / "t.h5", "trace", request=request, lose=["loss-mask"])
-    assert done.left_out == ("4 rows that are padding, rejected or computed twice",)
+    assert done.left_out == ("the loss mask", "4 rows that are padding, rejected or computed twice")
     trace = open_capture(str(tmp_path / "t.h5"))
     assert len(trace.tokens) == made.LENGTH
     assert trace.wiring == (2, 4, 5)

@@ -66,7 +66,10 @@ def test_a_folder_of_passes_is_converted_without_its_decode_steps(tmp_path: Path
     folder = passes(tmp_path / "pass")
     done = convert(str(folder), tmp_path / "out", "safetensors", lose=LOSE)
     assert (done.paths, done.samples) == ((tmp_path / "out",), 1)
-    assert done.left_out == ("2 of 3 samples: one row each, as decode steps have (#1, #2)",)
+    assert done.left_out == (
+        "the last state 'norm' (1 sample)",
+        "2 of 3 samples: one row each, as decode steps have (#1, #2)",
+    )
     assert files(tmp_path / "out") == [".drafttrace-convert.json", "hs_0.safetensors"]
     mark = json.loads((tmp_path / "out/.drafttrace-convert.json").read_text())
     assert (mark["samples"], mark["samples_left_out"]) == (1, [1, 2])
@@ -92,6 +95,7 @@ def test_passes_after_a_cached_prefix_are_told_from_decode_steps(tmp_path: Path)
     torch.save(held, step)
     done = convert(str(folder), tmp_path / "out", "safetensors", lose=LOSE)
     assert done.left_out == (
+        "the last state 'norm' (1 sample)",
         "1 of 3 samples: one row, as a decode step has (#2)",
         "1 of 3 samples: rows from a later token on, as after a prefix-cache hit (#1)",
     )

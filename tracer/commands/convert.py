@@ -51,6 +51,7 @@ class Loss(StrEnum):
     RECORDING = "recording"
     SAMPLE_NUMBERS = "sample-numbers"
     LATER_PASSES = "later-passes"
+    OTHER_FIELDS = "other-fields"
 
 
 @contextmanager

@@ -41,6 +41,7 @@ from drafttrace.tracer.dumps.registry import (
     layouts,
     refuse_runs,
 )
+from drafttrace.tracer.dumps.unread_fields import unread_of
 from drafttrace.tracer.errors import DrafttraceError, UnknownFormat, UnreadableFile
 
 _PROBES = 12
@@ -94,7 +95,8 @@ class Collection:
                 f"The folder '{self.path}' mixes formats: '{ref.file.name}' is {layout.id}, the others are "
                 f"{self.layout.id}; give one file, or move the others away."
             )
-        return self.layout.read(document, ref.inner, request)
+        capture = self.layout.read(document, ref.inner, request)
+        return replace(capture, unread=unread_of(document, ref.inner, capture))
 
     def refuse_strangers(self, request: Request) -> None:
         """Raise UnknownFormat naming the files of a folder that are of another format, for whoever reads all of them.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from drafttrace.tracer.dumps import build
 from drafttrace.tracer.dumps.registry import MOST_SAMPLES, FolderLayout, Request, SampleRef, register
 from drafttrace.tracer.dumps.safetensors_file import SafetensorsFile, read_safetensors
 from drafttrace.tracer.dumps.tensor import Tensor
+from drafttrace.tracer.dumps.unread_fields import unread
 from drafttrace.tracer.errors import UnreadableFile
 
 
@@ -143,7 +144,7 @@ def _read_eagle3(folder: Path, ref: SampleRef, request: Request) -> Capture:
     attention = _optional(shard, "attention_mask", ref.inner)
     valid = build.valid_length(shifted, mask, attention)
     agreement = {} if request.tokens_only else _next_token_agreement(shard, ref.inner, manifest, valid)
-    return build.capture(
+    made = build.capture(
         path,
         "AM-EAGLE3",
         _detect_eagle3(folder) or build.FORCED,
@@ -156,6 +157,13 @@ def _read_eagle3(folder: Path, ref: SampleRef, request: Request) -> Capture:
         notes=("ids, mask and target_probs are stored shifted left by one: the first token is lost, and no last "
                "state is stored", *_count_notes(manifest, ref)),
     )  # fmt: skip
+    return _with_unread(made, shard, ref.inner)
+
+
+def _with_unread(made: Capture, shard: SafetensorsFile, inner: int) -> Capture:
+    """With the names of what the shard holds of the sample besides, such as target_probs."""
+    own = {name: t.pick(0, inner) if t.ndim > 1 and inner < t.shape[0] else t for name, t in shard.tensors.items()}
+    return replace(made, unread=unread(own, made))
 
 
 def _next_token_agreement(
@@ -213,7 +221,7 @@ def _read_dspark(folder: Path, ref: SampleRef, request: Request) -> Capture:
         "the manifest does not say whether the state stands before or after the final norm",
         layers,
     )
-    return build.capture(
+    made = build.capture(
         path,
         "AM-DSPARK",
         _detect_dspark(folder) or build.FORCED,
@@ -224,6 +232,7 @@ def _read_dspark(folder: Path, ref: SampleRef, request: Request) -> Capture:
         about={"manifest": manifest, "folder": str(folder), "target_layers": layers},
         notes=_count_notes(manifest, ref),
     )
+    return _with_unread(made, shard, ref.inner)
 
 
 register(

@@ -55,9 +55,17 @@ def test_a_dump_or_a_redacted_trace_cannot_be_repeated(tmp_path: Path) -> None:
         canary.prompt_of(first)
 
 
+def against_itself(path: Path) -> drafttrace.Result:
+    """What an unchanged server gives: the first trace again. `drafttrace.diff` refuses one file as both sides."""
+    from drafttrace.compare.diff import diff
+
+    first = drafttrace.open(path)
+    return diff(first, first)
+
+
 @pytest.fixture(scope="module")
 def same() -> drafttrace.Result:
-    return drafttrace.diff(KIMI / "fixed.h5", KIMI / "fixed.h5")
+    return against_itself(KIMI / "fixed.h5")
 
 
 def judged(
@@ -97,7 +105,7 @@ def test_a_fault_is_named(same: drafttrace.Result) -> None:
 
 def test_a_draft_that_was_bad_from_the_start_has_not_drifted() -> None:
     """A trace with an accept length of 1 against itself is `downstream`, and that is no news to the canary."""
-    bad = drafttrace.diff(KIMI / "as-trained.h5", KIMI / "as-trained.h5")
+    bad = against_itself(KIMI / "as-trained.h5")
     known = frozenset(canary.faults_of(bad))
     assert "downstream" in known and bad.verdict == "mismatch"
     run = canary.judged(1, "2026-01-01T00:00:00Z", canary.COLD, bad, bad.acceptance.observed, 0.25, True, known)
@@ -194,7 +202,8 @@ def test_two_runs_in_the_same_second_replace_no_trace(tmp_path: Path) -> None:
 
 
 def shaken(level: float) -> drafttrace.Capture:
-    """A healthy trace with white noise of a relative L2 of ``level`` on every slot."""
+    """A healthy trace with white noise of a relative L2 of ``level`` on every slot, and without a layer sweep, as the
+    canary records it: a sweep that had not moved with the slots would contradict them."""
     from compare_world import bf16
 
     capture = drafttrace.open(LLAMA)
@@ -205,7 +214,7 @@ def shaken(level: float) -> drafttrace.Capture:
         noise = rng.standard_normal(x.shape) * (np.linalg.norm(x, axis=1, keepdims=True) / math.sqrt(x.shape[1]))
         return replace(slot, rows=bf16((x + level * noise).astype(np.float32)))
 
-    return replace(capture, path="later.h5", slots=tuple(map(moved, capture.slots)), draft=None)
+    return replace(capture, path="later.h5", slots=tuple(map(moved, capture.slots)), boundaries={}, draft=None)
 
 
 def run_of(left: drafttrace.Capture, repeats: float | None, *settings: str, **more: object) -> canary.Run:

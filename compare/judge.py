@@ -66,6 +66,8 @@ def overall(slots: Sequence[SlotResult], findings: Sequence[Finding], compared: 
         return INCOMPARABLE
     if any(f.severity == FAULT for f in findings):
         return MISMATCH
+    if any(f.id == "unsaid-wiring" for f in findings):
+        return INCOMPARABLE  # slots were held against others that nobody says training used
     verdicts = {slot.verdict for slot in slots}
     if any(f.id == "quantization-noise" for f in findings):
         verdicts.add(NOISE)
@@ -192,7 +194,7 @@ def summary_of(
         names = " and ".join(f"slot {number}" for number in empty)
         verb = "has" if len(empty) == 1 else "have"
         return f"The other slots match, but {names} {verb} no row on both sides: record again with all taps on."
-    told = ("none", "downstream", "no-overlap")
+    told = ("unsaid-wiring", "none", "downstream", "no-overlap")
     noisy = [f.summary for f in findings if f.id == "quantization-noise" and verdict in {NOISE, MISMATCH}]
     first = next(iter(noisy), "") or next((f.summary for f in findings if f.id in told), "")
     if first:

@@ -194,6 +194,11 @@ class Capture:
         """The declared boundary of every slot, in fc order."""
         return tuple(slot.boundary for slot in self.slots)
 
+    @property
+    def assumed_wiring(self) -> bool:
+        """Whether nobody said which boundaries training used: ``drafttrace reference`` chose the slots itself."""
+        return bool(self.about.get("assumed_wiring"))
+
     def in_text(self, count: int) -> npt.NDArray[np.bool_]:
         """``[count]``: which of the first rows stand at a token of the text; those of a padded tail do not."""
         position = self.table.position[:count]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from drafttrace.tracer.assumed_wiring import ASSUMED, WIRING
 from drafttrace.tracer.boundary import boundary_name
 from drafttrace.tracer.capture import Ints, Norm
 from drafttrace.tracer.convert_companions import ArrowTable, Companions, LayerIds, layer_ids
@@ -109,6 +110,8 @@ def _to_safetensors(source: Sample, out: Path) -> None:
         "written_by": f"drafttrace {__version__} convert",
         "source_format": source.capture.format,
     }
+    if source.capture.assumed_wiring:  # else a check would take the converted slots as what training used
+        metadata[WIRING] = ASSUMED
     mask = kept_mask(source)
     _write_stacked(source, out, list(by_boundary.values()), metadata, mask)
 

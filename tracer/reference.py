@@ -17,7 +17,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from drafttrace.tracer.boundary import boundary_name, canonical_wiring, wiring_name
+from drafttrace.tracer.assumed_wiring import ASSUMED, GIVEN, WIRING, usual_slots
+from drafttrace.tracer.boundary import boundary_name, wiring_name
 from drafttrace.tracer.capture import Capture, Ints
 from drafttrace.tracer.dumps.tensor import STORAGE
 from drafttrace.tracer.dumps.write_safetensors import SafetensorsWriter
@@ -66,7 +67,7 @@ def plan_boundaries(layers: int, boundaries: Which, slots: Sequence[int] | None 
     to declare; default the canonical one.
     Raises DrafttraceError for a boundary outside 0..n, and for a wiring that names one twice.
     """
-    usual = tuple(sorted({k for k in canonical_wiring(layers) if 0 <= k <= layers}))
+    usual = usual_slots(layers)
     if boundaries == "all":
         listed = tuple(range(layers + 1))
     elif boundaries == "canonical":
@@ -150,7 +151,7 @@ def make_reference(
     names = list(range(len(samples))) if numbers is None else list(numbers)
     _check_samples(samples, names, shape)
     weights = list(masks) if masks is not None else [None] * len(samples)
-    metadata = _metadata(target, plan, dtype, device_map)
+    metadata = _metadata(target, plan, dtype, device_map) | {WIRING: GIVEN if slots is not None else ASSUMED}
     paths = _paths(out, names)
     refuse_inputs(paths, target, keep)
     if out.is_dir():

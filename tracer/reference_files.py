@@ -38,6 +38,7 @@ _WORDS = {
     "target_hash": "other weights of the target",
     "boundaries": "other boundaries",
     "slots": "another wiring",
+    "wiring": "the same slots, once with --wiring and once without",
     "asked_dtype": "another --dtype",
     "asked_device_map": "another --device-map",
     "made_with": "another version of transformers or torch",

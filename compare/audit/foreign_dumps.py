@@ -33,7 +33,8 @@ def _beyond(dump: Capture, target: TargetConfig, draft: DraftConfig) -> int | No
 
 
 def _other_count(dump: Capture, slots: int | None) -> bool:
-    return slots is not None and len(dump.slots) > 0 and len(dump.slots) != slots
+    # Slots that drafttrace reference chose itself are no slots of training, so their number says nothing either.
+    return slots is not None and len(dump.slots) > 0 and len(dump.slots) != slots and not dump.assumed_wiring
 
 
 _NOTHING = "so it says nothing about this draft's training, and no wiring was taken from it"

@@ -74,6 +74,9 @@ def gather(
     reader = _reader(target, version, health)
     hows = [_wiring_of(dump, target_weights, target.embed_scale) for dump in dumps]
     own = [k for k, one in enumerate(dumps) if not is_foreign(one, target, draft, weights)]
+    if trained is None and any(dumps[k].assumed_wiring for k in own):
+        notes.append(_nobody_said(next(dumps[k] for k in own if dumps[k].assumed_wiring)))
+    own = [k for k in own if not dumps[k].assumed_wiring]
     told = _trained(trained, [dumps[k] for k in own], [hows[k] for k in own], target, notes)
     n = target.layers
     readings: tuple[Convention, ...] = (trainer(draft, n), vllm(draft, n), sglang(draft, n, reader))
@@ -145,6 +148,16 @@ def _wiring_of(dump: Capture, target: Checkpoint | None, scale: float) -> Wiring
             "trained; give the dump, or compare the two with drafttrace diff."
         )
     return dump_wiring(dump, target, scale)
+
+
+def _nobody_said(dump: Capture) -> str:
+    name = Path(dump.path).name
+    return (
+        f"{name} was made by drafttrace reference without --wiring: its slots {wiring_name(dump.wiring)} are a choice of "
+        "the tool and say nothing of training, so the served wiring was not compared with them. If the wiring of training "
+        "is known, give it with --trained B.., or make the file again with drafttrace reference --wiring B..; else drafttrace "
+        "replay --search on this file finds it by value."
+    )
 
 
 def _agreed(

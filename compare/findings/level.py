@@ -187,7 +187,7 @@ def find_unexplained(
     if moved or any(f.id == "no-overlap" for f in faults):
         return
     named = {slot for f in faults for slot in f.slots}
-    coarse = {s for f in found if f.id == "quantization-noise" for s in f.slots}
+    coarse = {s for f in found if f.id in {"quantization-noise", "unsaid-wiring"} for s in f.slots}
     rest = [slot for slot in slots if slot.slot not in named | coarse]
     wrong = [slot for slot in rest if slot.verdict == "mismatch"]
     whole = [slot for slot in wrong if not (slot.rel_l2.p50 <= slot.judged.noise_limit)]

@@ -84,6 +84,15 @@ register(
         cases=("sglang#32334", "vllm#46788"),
     ),
     Entry(
+        id="unsaid-wiring",
+        kind="wiring",
+        rank=45,
+        listed=70,
+        what="The slots differ from a reference whose wiring nobody gave: which of them training used is not known.",
+        signature="drafttrace reference made the file without --wiring, so its slots are the canonical ones.",
+        remedy="Make the reference again with --wiring and the boundaries that training used.",
+    ),
+    Entry(
         id="last-not-last",
         kind="wiring",
         rank=430,
@@ -101,8 +110,12 @@ def find(facts: Facts) -> Iterator[Finding]:
     """Findings about which boundary each slot is."""
     if facts.reference is None:
         return
-    yield from _slot_count(facts)
     reading = facts.reading
+    if _nobody_said(facts):
+        yield _unsaid(facts)
+        yield from _last(facts)
+        return
+    yield from _slot_count(facts)
     if reading is not None and not reading.same:
         yield from _default(facts)
         yield from _shift(facts, reading)
@@ -112,6 +125,29 @@ def find(facts: Facts) -> Iterator[Finding]:
     elif reading is not None:
         yield from _suspected_offset(facts)
     yield from _last(facts)
+
+
+def _nobody_said(facts: Facts) -> bool:
+    """Whether the slots differ only from slots that ``drafttrace reference`` chose itself."""
+    if facts.reference is None or not facts.reference.assumed_wiring or not facts.left.slots:
+        return False
+    other_count = len(facts.left.slots) != len(facts.reference.slots)
+    return other_count or (facts.reading is not None and not facts.reading.same)
+
+
+def _unsaid(facts: Facts) -> Finding:
+    return finding(
+        "unsaid-wiring",
+        f"Which boundaries training used is not known: the reference was made without --wiring and has the canonical "
+        f"{listed(facts.reference_wiring) or 'slots'}, the server hands over "
+        f"{listed(facts.left_wiring) or 'other slots'}{_how(facts)}. That they differ is no fault of either.",
+        slots=range(len(facts.left.slots)),
+        confidence=0.95,
+        evidence=_evidence(facts),
+        remedy="Make the reference again with drafttrace reference --wiring and the boundaries that training used; if "
+        "nobody knows them, drafttrace replay --search on the reference finds them by value.",
+        severity=NOTE,
+    )
 
 
 def _certainty(facts: Facts) -> float:

@@ -232,7 +232,8 @@ def plan_wirings(subject: Subject, bench: Bench, given: Sequence[Sequence[int]])
         add(tuple(wiring), GIVEN)
     first = bench.texts[0].file_wiring
     if len(first) >= slots and all(text.file_wiring == first for text in bench.texts):
-        add(first[:slots], "file" if len(first) == slots else f"file, first {slots} slots")
+        said = "file, where nobody gave --wiring" if bench.captures[0].assumed_wiring else "file"
+        add(first[:slots], said if len(first) == slots else f"{said}, first {slots} slots")
     served = subject.served.wiring
     if served is not None and len(served) == slots:
         add(served, f"server ({subject.served.who}, {subject.served.ids_from})")

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from drafttrace.tracer.assumed_wiring import was_assumed
 from drafttrace.tracer.capture import Capture, Norm, Slot
 from drafttrace.tracer.dumps import build, state_fields
 from drafttrace.tracer.dumps.arrow_masks import mask_for
@@ -159,7 +160,11 @@ def _read_reference(document: Document, _inner: int, _request: Request) -> Captu
         mask=mask,
         mask_offset=int(document.metadata.get("mask_offset", "0") == "1"),
         valid_length=len(tokens),
-        about={"metadata": dict(document.metadata), "target_layers": layers},
+        about={
+            "metadata": dict(document.metadata),
+            "target_layers": layers,
+            "assumed_wiring": was_assumed(document.metadata, slots_wanted, layers),
+        },
     )
 
 

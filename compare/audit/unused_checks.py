@@ -81,7 +81,9 @@ def _norm_of_a_flag(subject: Subject, flag: str, names: Sequence[str]) -> Findin
         "norm-missing",
         0.85,
         f"The checkpoint has {', '.join(names)}, but {said}, so the server skips the norm.",
-        line + ("" if reads else f" (not read by SGLang {subject.version})"),
+        line
+        + ("" if reads else f" (not read by SGLang {subject.version})")
+        + ", where training used it; drafttrace replay on a training dump measures that",
         {"tensors": list(names), "flag": flag},
     )
 

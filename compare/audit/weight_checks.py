@@ -331,7 +331,7 @@ def _dead(reports: tuple[TensorReport, ...]) -> Iterator[Finding]:
                 f"'{report.stored_as}' {list(report.shape)} in {report.file} is zero everywhere.",
                 f"Export '{report.stored_as}' again from the training run's own checkpoint: the one in {report.file} was "
                 "never filled (a sharded parameter saved by one rank looks so).",
-                evidence,
+                {**evidence, "zero": True},
             )
     ones = [one for one in reports if one.state == ALL_ONE and len(one.shape) == 1 and "norm" in one.name]
     if ones:

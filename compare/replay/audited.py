@@ -28,7 +28,7 @@ from drafttrace.compare.result import FAULT, NOTE, Finding
 
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 _WEIGHTS = ("nan-inf", "weights-replaced")
-"""Of the weights; those that are missing keep a replay from starting, and what a zero costs it tells by its numbers."""
+"""Of the weights, besides tensors that are zero; those that are missing keep a replay from starting."""
 _MAPS = ("vocab-map-missing", "vocab-map-range")
 """Of the vocabulary map; whether it holds offsets or ids a replay tells by its numbers."""
 
@@ -98,7 +98,8 @@ def _of_the_weights(subject: Subject, replayer: Replayer) -> Iterator[Finding]:
     reports = [_looked_over(report, subject, replayer) for report in tensor_reports(subject, hash_weights=False)]
     for found in weight_findings(subject, tuple(reports)):
         of = found.evidence.get("tensor")
-        if found.severity == FAULT and ((found.id in _WEIGHTS and of != EMBEDDING) or of == HEAD):
+        told = found.id in _WEIGHTS or "zero" in found.evidence
+        if found.severity == FAULT and ((told and of != EMBEDDING) or of == HEAD):
             yield found
     yield from (f for f in vocabulary_findings(subject, vocabulary_map(subject)) if f.id in _MAPS)
 

@@ -13,6 +13,7 @@ from drafttrace.compare.replay.order_findings import ids_too
 from drafttrace.compare.replay.ranking import Scored, better, confidence, sigmas, significant, too_few, works
 from drafttrace.compare.replay.result import VariantRow
 from drafttrace.compare.replay.score import ENOUGH, WiringScore
+from drafttrace.compare.replay.switches import Switches
 from drafttrace.compare.replay.texts import Key, keys_name
 from drafttrace.compare.result import Finding
 from drafttrace.tracer.capture import Capture
@@ -256,15 +257,22 @@ _MEANING = {
 }
 
 
-def variant_findings(variants: Sequence[VariantRow], base: WiringScore) -> Iterator[Finding]:
-    """Switches that work better set otherwise than the config says.
+_UNUSED = {("fc_norm", "False"): "fc_norm.*.weight", ("input_norm", "False"): "input_norm.weight"}
+"""Norms that are in a checkpoint whatever its config says of them."""
+
+
+def variant_findings(
+    variants: Sequence[VariantRow], base: WiringScore, served: Switches, *, dead: bool = False
+) -> Iterator[Finding]:
+    """Switches that work better set otherwise than the config says. served: those of the server.
+    dead: a tensor is zero everywhere, so that ``base`` is no draft as trained, however many tokens it still names.
 
     Where the draft is not seen to work as it is, only a switch that makes its first step work is a cause: hits of later
     steps, without any at the first, are those of a chain that knows the text's tokens and no state, and some more hits
     at the first are softened consequences of another fault. Of several such switches one is the cause: those that help
     less than the best one beyond chance only soften what it removes.
     """
-    working = works(base) and not too_few(base)
+    working = works(base) and not too_few(base) and not dead
     most = max((shares for v in variants if math.isfinite(shares := _shares(v.score, 0))), default=0.0)
     for variant in variants:
         step = variant.step if working else 0
@@ -294,7 +302,18 @@ def variant_findings(variants: Sequence[VariantRow], base: WiringScore) -> Itera
             )
             continue
         meaning = _MEANING.get((variant.switch, variant.value))
-        if meaning is not None:
+        tensors = _UNUSED.get((variant.switch, variant.value))
+        if tensors is not None and str(getattr(served, variant.switch)) == variant.value:
+            yield note(
+                "norm-extra",
+                sure,
+                f"The checkpoint has {tensors}, which the server does not use, and rightly: {numbers} without, so training "
+                "did not use it either.",
+                f"Keep {variant.switch if variant.switch == 'fc_norm' else 'norm_before_fc'} unset, and drop {tensors} "
+                "from the checkpoint, whatever drafttrace check says of it from the files alone.",
+                evidence,
+            )
+        elif meaning is not None:
             yield fault(meaning[0], sure, f"The replay says that {meaning[1]}: {numbers}.", meaning[2], evidence)
 
 

@@ -133,6 +133,7 @@ class _Maker:
         self._search: Ranked | None = None
         self._likely: list[Wiring] = []
         self._variants: list[VariantRow] = []
+        self._causes: list[Finding] = []
         self._as_served: WiringScore | None = None
         self._live: LiveComparison | None = None
 
@@ -195,13 +196,51 @@ class _Maker:
         if wiring is None:
             return
         base, bench = self._scored[wiring].score, self._bench
-        for name, value, changed in variants_of(bench.trained, bench.replayer):
-            tried = self._score([wiring], changed)[0].score
-            gains = [_share(tried, s) - _share(base, s) for s in range(bench.steps)]
-            step = int(np.argmax(np.abs(np.nan_to_num(gains))))
-            self._variants.append(VariantRow(name, value, tried, step, float(gains[step])))
+        self._variants += self._tried(wiring, base, variants_of(bench.trained, bench.replayer))
+        self._causes = self._causes_among(wiring)
         if bench.served != bench.trained:
             self._as_served = self._score([wiring], bench.served)[0].score
+
+    def _tried(
+        self, wiring: Wiring, base: WiringScore, variants: Iterable[tuple[str, str, Switches]]
+    ) -> Iterator[VariantRow]:
+        """What each variant gives, beside ``base``."""
+        for name, value, changed in variants:
+            score = self._score([wiring], changed)[0].score
+            gains = [_share(score, s) - _share(base, s) for s in range(self._bench.steps)]
+            step = int(np.argmax(np.abs(np.nan_to_num(gains))))
+            yield VariantRow(name, value, score, step, float(gains[step]))
+
+    def _causes_among(self, wiring: Wiring) -> list[Finding]:
+        """Switches that should be set otherwise, the one that gains most first, and each other one only where it still
+        gains with those set: much of what helps a draft with a fault only softens that fault."""
+        base, switches, rows = self._scored[wiring].score, self._bench.trained, list(self._variants)
+        dead = any(found.evidence.get("zero") for found in self._audited())
+        causes: list[Finding] = []
+        while named := list(variant_findings(rows, base, self._bench.served, dead=dead)):
+            best = max(named, key=lambda f: f.evidence["after"] - f.evidence["before"])
+            causes.append(best)
+            took = (best.evidence["switch"], best.evidence["value"])
+            left = {f.evidence["switch"] for f in named} - {took[0]}
+            if not left:
+                break
+            base = next(row.score for row in rows if (row.switch, row.value) == took)
+            variants = list(variants_of(switches, self._bench.replayer))
+            switches = next(changed for name, value, changed in variants if (name, value) == took)
+            again = [one for one in variants_of(switches, self._bench.replayer) if one[0] in left]
+            rows = list(self._tried(wiring, base, again))
+        return causes
+
+    def _audited(self) -> list[Finding]:
+        """What the audit says of config and weights."""
+        return list(
+            audited_findings(
+                self._subject,
+                self._bench.replayer,
+                next((v for v in self._variants if v.switch == "rope"), None),
+                running=self._bench.captures[0].draft is not None,
+            )
+        )
 
     def compare_live(self) -> None:
         bench = self._bench
@@ -272,17 +311,12 @@ class _Maker:
     def _named(self) -> Iterator[Finding]:
         wiring, served = self.reference(), self._server_wiring()
         yield from broken_findings(self._bench.whole, [key for w in self._scored for key in w])
-        yield from audited_findings(
-            self._subject,
-            self._bench.replayer,
-            next((v for v in self._variants if v.switch == "rope"), None),
-            running=self._bench.captures[0].draft is not None,
-        )
+        yield from self._audited()
         if wiring is None:
             return
         best = self._scored[wiring].score
         yield from self._wirings(wiring, served)
-        yield from variant_findings(self._variants, best)
+        yield from self._causes
         yield from served_switch_findings(best, self._as_served, self._changed())
         yield from last_findings(self._bench.captures, self._subject.target.layers)
         mapped = self._rightly_mapped()
@@ -326,7 +360,7 @@ class _Maker:
         if wiring is None:
             return None
         best = self._scored[wiring].score
-        return under_right_map(list(variant_findings(self._variants, best)), self._variants, best)
+        return under_right_map(self._causes, self._variants, best)
 
     def _undecided(self) -> list[Wiring]:
         """Wirings that these rows cannot tell from the one that stands first."""

@@ -67,7 +67,8 @@ def make_world(
     first: np.ndarray[Any, np.dtype[np.float32]] | None = None,
     **config: Any,
 ) -> World:
-    """A draft whose layer adds nothing, so that step 0 is ``lm_head(norm(fc(slots)))``, and a text that obeys it.
+    """A draft whose layer adds next to nothing (a tensor of zeros is a fault), so that step 0 is
+    ``lm_head(norm(fc(slots)))``, and a text that obeys it.
 
     Neighbouring boundaries are alike, as in a real model: each differs from the one before by a third of its norm.
     first: the target's embedding table, whose rows B0 then holds; without it B0 is random, too.
@@ -78,8 +79,8 @@ def make_world(
     for k in range(1, LAYERS + 1):
         states[k] = 0.94 * states[k - 1] + 0.34 * random.normal(size=(rows, HIDDEN))
     tensors = draft_tensors()
-    tensors["midlayer.self_attn.o_proj.weight"].zero_()
-    tensors["midlayer.mlp.down_proj.weight"].zero_()
+    tensors["midlayer.self_attn.o_proj.weight"].mul_(1e-8)
+    tensors["midlayer.mlp.down_proj.weight"].mul_(1e-8)
 
     def said(rows_of: slice) -> np.ndarray[Any, np.dtype[np.int64]]:
         hidden = (

@@ -147,8 +147,8 @@ def test_that_one_wiring_was_tried_is_said_with_the_way_to_others(tmp_path: Path
 def test_switches_that_work_better_are_findings(tmp_path: Path) -> None:
     world = make_world(tmp_path, TRUTH)
     tensors = draft_tensors()
-    tensors["midlayer.self_attn.o_proj.weight"].zero_()
-    tensors["midlayer.mlp.down_proj.weight"].zero_()
+    tensors["midlayer.self_attn.o_proj.weight"].mul_(1e-8)
+    tensors["midlayer.mlp.down_proj.weight"].mul_(1e-8)
     draft = write_draft(tmp_path / "absolute", specforge([-1, 2, 30]), {**tensors, "d2t": kept_tokens()})
     result = replay(world.capture(TRUTH), draft, world.target, sglang_version="0.5.23", steps=1)
     assert "vocab-map-offset" in {f.id for f in result.faults}
@@ -165,8 +165,8 @@ def test_coverage_is_that_of_the_map_that_the_finding_says_is_right(tmp_path: Pa
     """Beside "d2t holds absolute ids" stood how little the map covers where its ids are read as offsets."""
     world = make_world(tmp_path, TRUTH)
     tensors = draft_tensors()
-    tensors["midlayer.self_attn.o_proj.weight"].zero_()
-    tensors["midlayer.mlp.down_proj.weight"].zero_()
+    tensors["midlayer.self_attn.o_proj.weight"].mul_(1e-8)
+    tensors["midlayer.mlp.down_proj.weight"].mul_(1e-8)
     text = world.tokens if kept[1] == 2 else np.where(np.arange(len(world.tokens)) % 4 == 3, 95, world.tokens // 2)
     world = dataclasses.replace(world, tokens=text)
     outside = float((~np.isin(text[1:], kept.numpy())).mean())
@@ -186,8 +186,8 @@ def test_what_the_server_ignores_is_priced(tmp_path: Path) -> None:
     """fc_norm weights whose flag is not set: training used them, SGLang skips them."""
     base = make_world(tmp_path, TRUTH)
     tensors = draft_tensors()
-    tensors["midlayer.self_attn.o_proj.weight"].zero_()
-    tensors["midlayer.mlp.down_proj.weight"].zero_()
+    tensors["midlayer.self_attn.o_proj.weight"].mul_(1e-8)
+    tensors["midlayer.mlp.down_proj.weight"].mul_(1e-8)
     gains = torch.rand(3, HIDDEN) * 3
     extra = {f"fc_norm.{k}.weight": gains[k] for k in range(3)}
     parts = [

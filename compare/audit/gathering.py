@@ -155,8 +155,8 @@ def _nobody_said(dump: Capture) -> str:
     return (
         f"{name} was made by drafttrace reference without --wiring: its slots {wiring_name(dump.wiring)} are a choice of "
         "the tool and say nothing of training, so the served wiring was not compared with them. If the wiring of training "
-        "is known, give it with --trained B.., or make the file again with drafttrace reference --wiring B..; else drafttrace "
-        "replay --search on this file finds it by value."
+        "is known, give it with --trained B.., or make the file again with drafttrace reference --wiring B..; else "
+        "drafttrace replay --search on this file finds it by value."
     )
 
 

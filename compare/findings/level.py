@@ -196,8 +196,9 @@ def find_unexplained(
     odd = {slot.slot: outlier_positions(slot.series, thresholds) for slot in few}
     for slot in slots:
         left = None
-        if slot.slot in named - coarse:
-            left = open_rows(slot, [f for f in faults if slot.slot in f.slots], thresholds)
+        if slot.slot in named | coarse:
+            ours = [f for f in faults if slot.slot in f.slots]
+            left = open_rows(slot, ours, thresholds, slot.slot in coarse)
         if left is not None:
             whole += [slot] if left.whole else []
             parts += [replace(slot, parts=left.parts)] if left.parts and not left.whole else []

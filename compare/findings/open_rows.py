@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,12 +12,13 @@ from drafttrace.compare.describe import MAX_SERIES
 from drafttrace.compare.judge import limits_of
 from drafttrace.compare.result import Finding, RowPart, SlotResult
 from drafttrace.compare.rowparts import find_parts, of_series, sure
-from drafttrace.compare.thresholds import Thresholds
+from drafttrace.compare.thresholds import Limits, Thresholds
 
 SINGLE = "single_rows"
 """The key of a finding's evidence that lists, by slot, the positions of the rows that it speaks of."""
 _BROKEN = frozenset({"zero-rows", "nan-inf"})
 _WHOLE = frozenset({"fits", "decided_by"})
+_TIMES_COARSE = 4.0  # of the median: a format's error is even, and the largest of 129 rows stays below 1.2 times it
 _LISTED = 20  # rows that evidence lists at most: of a longer list the others are not known
 
 
@@ -31,8 +32,13 @@ class OpenRows:
     odd: tuple[int, ...]
 
 
-def open_rows(slot: SlotResult, faults: Sequence[Finding], thresholds: Thresholds) -> OpenRows | None:
-    """What is left of a slot, of which ``faults`` speak; None where one of them speaks of all of its rows."""
+def open_rows(
+    slot: SlotResult, faults: Sequence[Finding], thresholds: Thresholds, coarse: bool = False
+) -> OpenRows | None:
+    """What is left of a slot, of which ``faults`` speak; None where one of them speaks of all of its rows.
+
+    coarse: a coarse number format tells all rows but those that are far beyond what it costs the others.
+    """
     told = [_told(finding, slot) for finding in faults]
     if any(one is None for one in told):
         return None
@@ -40,12 +46,17 @@ def open_rows(slot: SlotResult, faults: Sequence[Finding], thresholds: Threshold
     positions = np.array(sorted({p for one in told if one is not None for p in one.positions}), np.int64)
     known = [one.part for one in told if one is not None and one.part is not None]
     limits = limits_of(slot, thresholds)
+    limits = _of_coarse(limits, slot) if coarse else limits
     plain = rows.plain & ~np.isin(rows.position, positions)
     found = find_parts(rows, limits, thresholds)
     for one in found:
         if _is_told(one.part, known):
             plain &= ~one.rows
     odd = rows.odd & plain
+    if (
+        coarse and limits.noise > thresholds.row
+    ):  # a format of few bits takes its own rows beyond the rule for odd ones
+        odd &= rows.rel_l2 > limits.noise
     left = [
         one for one in found if not _is_told(one.part, known) and 2 * (one.rows & plain).sum() >= one.rows.sum()
     ]
@@ -58,6 +69,12 @@ def open_rows(slot: SlotResult, faults: Sequence[Finding], thresholds: Threshold
         sure([one.part for one in left]),
         tuple(int(p) for p in np.sort(rows.position[odd])),
     )
+
+
+def _of_coarse(limits: Limits, slot: SlotResult) -> Limits:
+    """Limits that the rows of a coarse format keep."""
+    most = max(limits.noise, _TIMES_COARSE * slot.rel_l2.p50)
+    return replace(limits, match=most, noise=most)
 
 
 @dataclass(frozen=True)

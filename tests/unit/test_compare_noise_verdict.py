@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from compare_faults import fp8 as as_fp8
 from compare_faults import over_slots
 from compare_world import dumped, make_world, served
 
@@ -123,3 +124,24 @@ def test_noise_is_judged_again() -> None:
     strict = rejudge(saved, replace(DEFAULT, noise=0.01, match=0.01))
     assert (strict.verdict, {f.id for f in strict.findings}) == ("mismatch", {"unexplained"})
     assert rejudge(strict, DEFAULT).to_json() == saved.to_json()
+
+
+@pytest.mark.parametrize("stored", [True, False], ids=["stored as fp8", "on the grid of fp8"])
+@pytest.mark.parametrize("rows", [1, 4, 12], ids=["one row", "four rows", "twelve rows"])
+def test_a_coarse_format_hides_no_wrong_row(rows: int, stored: bool) -> None:
+    """ "Nothing to fix": a random row of an FP8 dump was told as what the format costs, with exit 0."""
+    wrong = np.random.default_rng(3).choice(np.arange(3, 48), rows, replace=False)
+
+    def replaced(values: Rows) -> Rows:
+        size = np.linalg.norm(values, axis=1, keepdims=True) / np.sqrt(values.shape[1])
+        other = np.random.default_rng(7).standard_normal(values.shape) * size
+        return np.where(np.isin(np.arange(len(values)), wrong)[:, None], other, values)
+
+    coarse = as_fp8 if stored else over_slots(FORMATS["fp8_e4m3"])
+    found = diff(served(WORLD, WIRING), coarse(over_slots(replaced, (1,))(dumped(WORLD, WIRING))))
+    assert (found.verdict, found.exit_code) == ("mismatch", 1)
+    faults = [f for f in found.findings if f.severity == FAULT]
+    assert faults and all(f.slots == (1,) for f in faults)
+    assert "quantization-noise" in {f.id for f in found.findings}
+    healthy = diff(served(WORLD, WIRING), coarse(dumped(WORLD, WIRING)))
+    assert not [f for f in healthy.findings if f.severity == FAULT] and healthy.exit_code == 0

@@ -34,8 +34,8 @@ def refuse_in_place(source: Path, out: Path) -> None:
         same = same or os.path.samefile(source, out)
     if same:
         raise OutputExists(
-            f"The output '{out}' is the source '{source}' or lies in one folder with it, and converting must not replace "
-            "what it reads; give another name."
+            f"The output '{out}' is the source '{source}' or lies in one folder with it, and the output must not "
+            "replace what is read; give another name."
         )
 
 

@@ -20,6 +20,7 @@ import numpy as np
 from drafttrace.tracer.assumed_wiring import ASSUMED, GIVEN, WIRING, usual_slots
 from drafttrace.tracer.boundary import boundary_name, wiring_name
 from drafttrace.tracer.capture import Capture, Ints
+from drafttrace.tracer.convert_place import refuse_in_place
 from drafttrace.tracer.dumps.tensor import STORAGE
 from drafttrace.tracer.dumps.write_safetensors import SafetensorsWriter
 from drafttrace.tracer.errors import DrafttraceError, OutputExists, UnreadableFile
@@ -152,6 +153,8 @@ def make_reference(
     _check_samples(samples, names, shape)
     weights = list(masks) if masks is not None else [None] * len(samples)
     metadata = _metadata(target, plan, dtype, device_map) | {WIRING: GIVEN if slots is not None else ASSUMED}
+    for source in keep:
+        refuse_in_place(source, out)
     paths = _paths(out, names)
     refuse_inputs(paths, target, keep)
     if out.is_dir():

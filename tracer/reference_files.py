@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from drafttrace.tracer.capture import Ints
+from drafttrace.tracer.convert_place import refuse_in_place
 from drafttrace.tracer.dumps.safetensors_file import SafetensorsFile, read_safetensors
 from drafttrace.tracer.errors import DrafttraceError, OutputExists, UnreadableFile
 
@@ -170,31 +171,28 @@ def other_run(stored: SafetensorsFile, metadata: Mapping[str, str]) -> str | Non
 
 
 def _refuse_foreign(path: Path, stored: SafetensorsFile | None) -> None:
-    """--force replaces references, also damaged ones; a trace, a dump or weights can not be made again."""
+    """--force replaces references, also damaged ones, and an empty file; nothing else can surely be made again."""
     try:
-        with path.open("rb") as stream:
-            start = stream.read(8)
+        empty = path.stat().st_size == 0
+        with path.open("rb"):
+            pass
     except OSError as error:
         raise OutputExists(f"The output '{path}' cannot be read ({error.strerror}); give another name.") from None
-    foreign = (
-        start.startswith((b"\x89HDF", b"PK\x03\x04")) if stored is None else stored.metadata.get("format") != FORMAT
-    )
-    if foreign:
+    own = _was_reference(path) if stored is None else stored.metadata.get("format") == FORMAT
+    if not (own or empty):
         raise OutputExists(
-            f"The output '{path}' is a trace, a dump or weights, and no reference, so --force does not replace it; give "
-            "another name."
+            f"The output '{path}' is a file of yours and no reference, so --force does not replace it; give another name."
         )
 
 
 def refuse_inputs(paths: Sequence[Path], target: Path, sources: Sequence[Path]) -> None:
-    """Raise OutputExists where an output would replace a source, or lie among the target's weights."""
-    given = {os.path.realpath(source): source for source in sources}
+    """Raise OutputExists where an output would replace a source, or lie in one (:func:`convert_place.refuse_in_place`), or
+    among the target's weights."""
     weights = os.path.realpath(target) if any(path.name.endswith(_WEIGHTS) for path in target.iterdir()) else None
     for path in paths:
-        real = os.path.realpath(path)
-        if real in given:
-            raise OutputExists(f"The output '{path}' is the file that --from reads; give another name.")
-        if os.path.dirname(real) == weights:
+        for source in sources:
+            refuse_in_place(source, path)
+        if os.path.dirname(os.path.realpath(path)) == weights:
             raise OutputExists(f"The output '{path}' lies among the weights of the target; give another folder.")
 
 

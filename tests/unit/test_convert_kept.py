@@ -94,7 +94,7 @@ def test_a_recording_is_never_converted_onto_itself(how: str, tmp_path: Path) ->
         out.symlink_to(source)
     elif how == "hard link":
         os.link(source, out)
-    with pytest.raises(OutputExists, match="must not replace what it reads"):
+    with pytest.raises(OutputExists, match="must not replace what is read"):
         convert(str(source), source if how == "same" else out, "trace", lose=["recording"], force=True)
     assert source.read_bytes() == TRACE.read_bytes()
 
@@ -103,9 +103,9 @@ def test_a_sample_is_not_converted_into_its_own_folder(v1: Path, tmp_path: Path)
     sample = v1 / "data_0.pt"
     before = sample.read_bytes()
     for out, layout in ((v1, "speculators-v1"), (v1 / "x.safetensors", "safetensors")):
-        with pytest.raises(OutputExists, match="must not replace what it reads"):
+        with pytest.raises(OutputExists, match="must not replace what is read"):
             convert(str(v1), out, layout, lose=["loss-mask"], force=True)
-    with pytest.raises(OutputExists, match="must not replace what it reads"):
+    with pytest.raises(OutputExists, match="must not replace what is read"):
         convert(str(sample), v1, "speculators-v1", force=True)
     assert sample.read_bytes() == before
 

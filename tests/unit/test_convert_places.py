@@ -161,7 +161,7 @@ def test_a_dump_is_not_converted_into_itself(tmp_path: Path) -> None:
     source = v1(tmp_path / "dump")
     before = files(source)
     for out in (source, source / "out"):
-        with pytest.raises(OutputExists, match="must not replace what it reads"):
+        with pytest.raises(OutputExists, match="must not replace what is read"):
             convert(str(source), out, "speculators-v1", force=True)
     assert files(source) == before
 

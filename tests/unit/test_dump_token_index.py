@@ -12,7 +12,9 @@ from safetensors.torch import save_file
 
 from drafttrace.tracer.capture import Capture, RowTable
 from drafttrace.tracer.dumps import token_index
+from drafttrace.tracer.dumps.folder import open_collection
 from drafttrace.tracer.dumps.from_mapping import parse_fields
+from drafttrace.tracer.dumps.registry import Request
 from drafttrace.tracer.dumps.token_index import find_sample
 from drafttrace.tracer.errors import NothingToCompare
 from drafttrace.tracer.open import open_capture
@@ -119,3 +121,27 @@ def test_a_sample_of_a_mapped_folder_is_found_by_its_tokens(tmp_path: Path) -> N
         mapping = parse_fields("a,b,c", name)
         found = open_capture(str(tmp_path), mapping=mapping, like=like(7))
         assert (found.sample, found.tokens.tolist()) == (number, tokens_of(7))
+
+
+@pytest.mark.parametrize(("slots", "tokens"), [("low,hgh", "ids"), ("low,high", "idz")])
+def test_a_mistyped_field_is_told_and_not_that_no_sample_has_the_tokens(
+    slots: str, tokens: str, tmp_path: Path
+) -> None:
+    """'None of the 61 samples starts with the tokens': not one of them had been read."""
+    for k in range(COUNT):
+        np.savez(tmp_path / f"s{k}.npz", low=np.ones((24, 4)), high=np.ones((24, 4)), ids=np.array(tokens_of(k)))
+    collection = open_collection(tmp_path, "MAPPED", Request(fields=parse_fields(slots, tokens)))
+    wrong = "hgh" if slots == "low,hgh" else "idz"
+    for _again in range(2):  # the second time from the cache
+        with pytest.raises(
+            NothingToCompare, match=rf"None of the {COUNT} samples .* no field '{wrong}'.*'high', 'ids', 'low'"
+        ):
+            token_index.find_in(collection, like(3))
+
+
+def test_samples_that_fail_for_different_reasons_are_counted_as_before(tmp_path: Path) -> None:
+    for k in range(COUNT):
+        np.savez(tmp_path / f"s{k}.npz", **{f"low{k}": np.ones((24, 4)), "ids": np.array(tokens_of(k))})
+    collection = open_collection(tmp_path, "MAPPED", Request(fields=parse_fields("low", "ids")))
+    with pytest.raises(NothingToCompare, match=rf"starts with the tokens .*\({COUNT} could not be read"):
+        token_index.find_in(collection, like(3))

@@ -164,7 +164,7 @@ def test_force_replaces_no_trace_no_weights_and_no_source(target: Path, tmp_path
     with pytest.raises(OutputExists, match="among the weights"):
         make_reference(target, [TOKENS], target / "r.safetensors")
     out = make_reference(target, [TOKENS], tmp_path / "r.safetensors")[0]
-    with pytest.raises(OutputExists, match="the file that --from reads"):
+    with pytest.raises(OutputExists, match="must not replace what is read"):
         make_reference(target, [TOKENS], out, keep=[out], force=True)
 
 
@@ -197,3 +197,31 @@ def test_a_text_of_another_length_is_not_filled_in(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="cannot become"):
             writer.fill_in(CONTENT, "short")
     assert read_safetensors(path).metadata == {CONTENT: content_hash(path), "b": "é"}
+
+
+def test_a_reference_is_never_made_inside_the_dump_it_reads(target: Path, tmp_path: Path) -> None:
+    """Exit code 0, and the dump, now of two formats, could not be opened any more."""
+    dump = tmp_path / "dump"
+    dump.mkdir()
+    (dump / "data_0.pt").write_bytes(b"the dump")
+    for out in (dump, dump / "ref.safetensors", dump / "below/ref.safetensors"):
+        with pytest.raises(OutputExists, match=r"is the source .* or lies in one folder with it"):
+            make_reference(target, [TOKENS], out, keep=[dump])
+        with pytest.raises(OutputExists, match=r"is the source .* or lies in one folder with it"):
+            make_reference(target, [TOKENS, TOKENS[:9]], out, keep=[dump / "data_0.pt", dump], force=True)
+    with pytest.raises(OutputExists, match="or lies in one folder with it"):
+        make_reference(target, [TOKENS], dump, keep=[dump / "data_0.pt"])
+    assert sorted(path.name for path in dump.rglob("*")) == ["data_0.pt"]
+    assert make_reference(target, [TOKENS], tmp_path / "beside.safetensors", keep=[dump])
+
+
+def test_force_replaces_no_text_of_the_user(target: Path, tmp_path: Path) -> None:
+    """A file that is neither safetensors nor HDF5 nor zip was overwritten."""
+    notes = tmp_path / "notes.txt"
+    for content in ("what I want to keep", '{"format": "json"}'):
+        notes.write_text(content)
+        with pytest.raises(OutputExists, match="no reference, so --force does not replace it"):
+            make_reference(target, [TOKENS], notes, force=True)
+        assert notes.read_text() == content
+    notes.write_text("")
+    assert make_reference(target, [TOKENS], notes, force=True) == [notes]

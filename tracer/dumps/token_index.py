@@ -47,6 +47,7 @@ LENGTHS = (
     8192,
 )
 STARTS = (0, 1)
+_ASKED = 8  # samples of an unreadable folder that are asked why
 _VERSION = 4
 _MULTIPLIER = 6364136223846793005  # Knuth's MMIX generator
 _WORD = (1 << 64) - 1
@@ -108,6 +109,7 @@ def _matching(collection: Collection, known: Ints, like: Capture, listed: list[E
             if (entry.hashes[:, column] == np.uint64(value)).any():
                 best[index] = max(best.get(index, 0), LENGTHS[column])
     if not best:
+        _refuse_one_reason(collection, listed)
         _refuse_nameless(collection, like, listed)
         raise NothingToCompare(
             f"None of the {len(listed)} samples of '{collection.path}' starts with the tokens of '{like.path}'"
@@ -149,6 +151,24 @@ def _refuse_nameless(collection: Collection, like: Capture, listed: list[Entry])
         f"{_unreadable(collection, listed)}, so none can be found by those of '{like.path}'; name the sample as "
         f"'{collection.path}#{collection.refs[0].number}', or dump it with the ids of the prompt."
     )
+
+
+def _refuse_one_reason(collection: Collection, listed: list[Entry]) -> None:
+    """Raise NothingToCompare where no sample can be read, and a spread of them says why in the same words: a field that the
+    user named is in none of them, or they are of a format that the user did not mean."""
+    if any(entry.readable for entry in listed) or not listed:
+        return
+    step = max(1, len(listed) // _ASKED)
+    said: list[str] = []
+    for ref in (*collection.refs[::step][:_ASKED], collection.refs[-1]):
+        try:
+            sample_tokens(collection, ref)
+        except DrafttraceError as error:
+            said.append(str(error))
+            if said[0].replace(str(collection.refs[0].file), "") != said[-1].replace(str(ref.file), ""):
+                return
+    if said:
+        raise NothingToCompare(f"None of the {len(listed)} samples of '{collection.path}' can be read: {said[0]}")
 
 
 def _unreadable(collection: Collection, listed: list[Entry]) -> str:

@@ -117,14 +117,12 @@ class Rows(ABC):
         """Rows ``start..stop`` as float32 ``[n, width]``, scales applied."""
         stop = self.shape[0] if stop is None else stop
         values = to_float32(self.raw(start, stop), self.dtype)
-        scale = self.scale(start, stop)
-        return values if scale is None else values * scale[:, None]
+        return _scaled(values, self.scale(start, stop))
 
     def take(self, index: npt.NDArray[np.int64]) -> Floats:
         """The rows ``index`` as float32 ``[len(index), width]``. Rows in between are not kept in memory."""
         raw, scale = self.take_raw(index)
-        values = to_float32(raw, self.dtype)
-        return values if scale is None else values * scale[:, None]
+        return _scaled(to_float32(raw, self.dtype), scale)
 
     def take_raw(self, index: npt.NDArray[np.int64]) -> tuple[Raw, Floats | None]:
         """The rows ``index`` in storage form ``[len(index), width]``, and their factors where there are any.
@@ -142,6 +140,15 @@ class Rows(ABC):
                 scale = np.empty(len(index), np.float32) if scale is None else scale
                 scale[start:stop] = factors[part - low]
         return raw, scale
+
+
+def _scaled(values: Floats, scale: Floats | None) -> Floats:
+    """The rows times their factors. One of infinity makes NaN of a zero, which whoever looks at the numbers tells."""
+    if scale is None:
+        return values
+    with np.errstate(invalid="ignore", over="ignore"):
+        found: Floats = values * scale[:, None]
+    return found
 
 
 def runs(index: npt.NDArray[np.int64], gap: int = 2, most: int = 1024) -> list[tuple[int, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -261,3 +262,40 @@ def test_passes_that_only_look_like_a_verify_pass_are_none(tmp_path: Path) -> No
     capture, count = open_numbered(f"{folder}#1")
     assert count == 2 and capture.table.position.tolist() == [9, 10, 11]
     assert set(capture.table.phase.tolist()) == {Phase.PREFILL}
+
+
+def test_the_names_of_a_folder_are_read_once_for_all_of_its_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """300 steps took three minutes: every sample listed the whole folder twice."""
+    from drafttrace.tracer.dumps import from_sglang_dumper
+    from drafttrace.tracer.dumps.folder import open_collection
+    from drafttrace.tracer.dumps.registry import Request
+
+    folder = made.write_sg_dumper(tmp_path)
+    for path in list(folder.iterdir()):
+        for step in range(1, 6):
+            copy = re.sub(r"step=\d+", f"step={step}", path.name)
+            (folder / copy).write_bytes(path.read_bytes())
+    listed: list[Path] = []
+    own = from_sglang_dumper._dumper_files
+    monkeypatch.setattr(from_sglang_dumper, "_dumper_files", lambda place: listed.append(place) or own(place))
+    collection = open_collection(folder)
+    assert len(collection.refs) >= 5
+    for ref in collection.refs:
+        collection.read(ref, Request())
+    assert listed.count(folder) <= 1
+    for path in [path for path in folder.iterdir() if "step=5_" in path.name]:
+        path.unlink()
+    assert len(open_collection(folder).refs) == len(collection.refs) - 1  # a new listing where the folder changed
+
+
+def test_a_scale_of_infinity_warns_nobody(recwarn: pytest.WarningsRecorder) -> None:
+    from drafttrace.tracer.dumps.tensor import StoredRows, Tensor
+    from drafttrace.tracer.rows import DType
+
+    rows = StoredRows(
+        Tensor.held(np.zeros((2, 4), np.float32), "fp32"), DType.FP32, np.array([np.inf, 1], np.float32)
+    )
+    assert np.isnan(rows.floats()[0]).all() and np.isnan(rows.take(np.arange(2))[0]).all()
+    assert not recwarn.list

@@ -8,6 +8,8 @@ Source: SGLang ``srt/debug_utils/dumper.py``.
 
 from __future__ import annotations
 
+import functools
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -43,6 +45,35 @@ def _dumper_files(folder: Path) -> Named:
     return sorted(named, key=lambda file: (_order(file[1]["dump_index"]), file[0].name))
 
 
+@dataclass(frozen=True)
+class _Index:
+    """What the names of the files of a folder say. by_step: the files of each step; rank: the lowest one."""
+
+    named: Named
+    by_step: dict[int | None, Named]
+    rank: str
+    drafts: dict[int, str]
+    notes: list[str]
+
+
+def _index(folder: Path) -> _Index:
+    """Listed once for all samples of a folder, and again when a file comes or goes: there are hundreds per sample."""
+    try:
+        stamp = os.stat(folder).st_mtime_ns
+    except OSError:
+        stamp = 0
+    return _listed(folder, stamp)
+
+
+@functools.lru_cache(maxsize=4)
+def _listed(folder: Path, _stamp: int) -> _Index:
+    named = _dumper_files(folder)
+    by_step: dict[int | None, Named] = {}
+    for path, tags in named:
+        by_step.setdefault(_number(tags.get("step")), []).append((path, tags))
+    return _Index(named, by_step, _first_rank(named), _draft_steps(named), _about_draft(named))
+
+
 def _order(text: str) -> tuple[bool, int, str]:
     number = _number(text)
     return number is None, number or 0, text
@@ -59,7 +90,7 @@ def _number(text: str | None) -> int | None:
 
 
 def _detect_dumper(folder: Path) -> str | None:
-    if not _dumper_files(folder):
+    if not _index(folder).named:
         return None
     return "files named step=...___rank=...___dump_index=...___name=....pt (SGLang dumper)"
 
@@ -90,8 +121,8 @@ def _about_draft(named: Named) -> list[str]:
 def _dumper_samples(folder: Path) -> Sequence[SampleRef]:
     """Every request of every step, in their order; named as their steps where each step is of one request."""
     files: dict[int, dict[str, Path]] = {}
-    named = _dumper_files(folder)
-    rank, drafts = _first_rank(named), _draft_steps(named)
+    index = _index(folder)
+    named, rank, drafts = index.named, index.rank, index.drafts
     for path, tags in named:
         number = _number(tags.get("step"))
         if number is not None and number not in drafts:
@@ -129,12 +160,12 @@ def _dumper_batch(folder: Path, step: int, plain: Mapping[str, Tensor | None]) -
 
 
 def _read_dumper(folder: Path, ref: SampleRef, request: Request) -> Capture:
-    named = _dumper_files(folder)
-    of_step = [(path, tags) for path, tags in named if _number(tags.get("step")) == ref.inner]
+    index = _index(folder)
+    of_step = index.by_step.get(ref.inner, [])
     by_rank: dict[str, list[tuple[Path, str]]] = {}
     for path, tags in of_step:
         by_rank.setdefault(tags.get("rank", "0"), []).append((path, tags["name"]))
-    rank = _first_rank(named)
+    rank = index.rank
     stages = _stages(by_rank, rank)
     top = max((k for stage in (rank, *stages) for k in _layers_in(by_rank.get(stage, []))), default=-1)
     part = _part(by_rank.get(rank, []), top)
@@ -150,7 +181,7 @@ def _read_dumper(folder: Path, ref: SampleRef, request: Request) -> Capture:
     notes += [
         f"step {ref.inner} has {name} twice, with different contents: the last is read" for name in part.twice
     ]
-    return replace(made, notes=(*made.notes, *notes, *_about_draft(named)))
+    return replace(made, notes=(*made.notes, *notes, *index.notes))
 
 
 @dataclass
@@ -253,6 +284,6 @@ register(
         _read_dumper,
         many_runs=True,
         ids="B(id)",
-        parts=lambda folder, _samples: [path for path, _tags in _dumper_files(folder)],
+        parts=lambda folder, _samples: [path for path, _tags in _index(folder).named],
     )
 )

@@ -255,6 +255,18 @@ def test_the_picture_is_small_and_there() -> None:
     assert 20_000 < picture.stat().st_size <= 200_000
 
 
+def test_the_picture_shows_what_a_report_says_now() -> None:
+    """The summary got numbers, and the README's picture showed the sentence without them. `make docs-picture` renews it."""
+    import drafttrace
+    from doctools import screenshot
+    from drafttrace.compare.report_html import render
+
+    traces = ROOT / "traces/tiny-kimi"
+    now = screenshot.words(render(drafttrace.diff(traces / "as-trained.h5", traces / "dump/data_0.pt")))
+    assert len(now) > 15 and any("median relative L2 of slot 0" in text for text in now)
+    assert screenshot.words_of_picture(ROOT / "docs/report.png") == now
+
+
 def test_importing_the_catalogue_needs_nothing_heavy() -> None:
     code = "import sys, drafttrace.catalogue; print(*{n.split('.')[0] for n in sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -94,7 +94,7 @@ def test_a_file_that_is_no_dump_is_no_sample(place: str, tmp_path: Path) -> None
     assert open_collection(tmp_path).left_out == (place,) and len(open_collection(tmp_path).refs) == 2
 
 
-@pytest.mark.parametrize("name", ["answers.json.gz", "more.pkl", "tokens.npy"])
+@pytest.mark.parametrize("name", ["answers.json.gz", "more.pkl", "tokens.npy", "a-sample-without-its-ending.gz"])
 def test_data_that_no_folder_is_searched_for_is_named(name: str, tmp_path: Path) -> None:
     for number, write in enumerate((made.write_sf_eagle3, made.write_sg_dumper)):
         root = tmp_path / str(number)

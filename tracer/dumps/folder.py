@@ -30,7 +30,7 @@ from drafttrace.tracer.dumps.no_samples import (
     refuse_no_samples,
     refuse_unfinished,
 )
-from drafttrace.tracer.dumps.numbering import inside, numbered
+from drafttrace.tracer.dumps.numbering import counted, inside, numbered
 from drafttrace.tracer.dumps.registry import (
     FieldMap,
     FolderLayout,
@@ -140,8 +140,8 @@ class Collection:
                 return ref
         numbers = [ref.number for ref in self.refs]
         raise DrafttraceError(
-            f"'{self.path}' has no sample {number}: it holds {len(numbers)}, numbered {min(numbers)} to {max(numbers)}; "
-            "choose one of these."
+            f"'{self.path}' has no sample {number}: it holds {len(numbers)}, numbered {counted(numbers)}; choose one "
+            "of these."
         )
 
 

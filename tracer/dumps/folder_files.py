@@ -14,7 +14,7 @@ from drafttrace.tracer.errors import DrafttraceError, UnreadableFile
 SUFFIXES = (".pt", ".ckpt", ".ckpt.gz", ".pt.gz", ".pth", ".bin", ".safetensors", ".npz", ".h5", ".hdf5")
 _TEXT = ".json"
 # Names of files that may hold states or tokens, and that no folder is searched for; one of them may be read by itself.
-_UNREAD = (".pkl", ".pickle", ".npy", ".json.gz", ".parquet", ".zst")
+_UNREAD = (".pkl", ".pickle", ".npy", ".gz", ".parquet", ".zst")
 _MAYBE_TRACES = (".h5", ".hdf5")
 
 
@@ -77,7 +77,7 @@ def data_files(folder: Path) -> tuple[list[Path], list[Path]]:
     stands beside samples or is of a model."""
     files = [path for path in every_file(folder) if not is_sidecar(path)]
     known = [path for path in files if path.name.endswith((*SUFFIXES, _TEXT))]
-    return known, [path for path in files if path.name.endswith(_UNREAD)]
+    return known, [path for path in files if path.name.endswith(_UNREAD) and not path.name.endswith(SUFFIXES)]
 
 
 def _samples_among(folder: Path, files: Sequence[Path]) -> list[Path]:

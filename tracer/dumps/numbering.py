@@ -12,6 +12,8 @@ from drafttrace.tracer.dumps.registry import Layout, SampleRef, layouts, refuse_
 from drafttrace.tracer.errors import DrafttraceError, UnreadableFile
 from drafttrace.tracer.file_bytes import FileBytes
 
+_FEW = 8  # numbers that are told one by one
+
 
 def inside(layout: Layout, document: Document) -> list[SampleRef]:
     """The samples in one file. Raises UnreadableFile where there are none, or more than anybody has."""
@@ -60,3 +62,13 @@ def _number(path: Path) -> int | None:
     """The number in a name such as ``data_17.ckpt`` or ``hs_17.safetensors``; None where there is none or several."""
     found = re.findall(r"\d+", path.name.split(".", 1)[0])
     return int(found[0]) if len(found) == 1 and len(found[0]) <= 12 else None
+
+
+def counted(numbers: Sequence[int]) -> str:
+    """Numbers of samples in words: a range says nothing of the ones that it lacks."""
+    *others, last = sorted(numbers)
+    if not others or len(numbers) == last - others[0] + 1:
+        return f"{others[0]} to {last}" if others else f"{last}"
+    if len(numbers) > _FEW:
+        return f"{others[0]} to {last} with gaps"
+    return f"{', '.join(map(str, others))} and {last}"

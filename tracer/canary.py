@@ -105,8 +105,10 @@ def seconds_of(text: str) -> float:
     """``90``, ``90s``, ``10m``, ``1h``, ``1d`` in seconds. Raises DrafttraceError for anything else, and for zero."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text.lower())
     unit = _UNITS.get(match.group(2)) if match else None
-    if match is None or unit is None or float(match.group(1)) * unit <= 0:
+    if match is None or unit is None:
         raise DrafttraceError(f"The interval '{text}' cannot be read; write it like 30s, 10m or 1h.")
+    if float(match.group(1)) * unit <= 0:
+        raise DrafttraceError(f"The interval '{text}' is not positive; write it like 30s, 10m or 1h.")
     return float(match.group(1)) * unit
 
 
@@ -126,6 +128,42 @@ def prompt_of(first: Capture) -> tuple[tuple[int, ...], int]:
             f"'{first.path}' does not hold its prompt (it was redacted); record a new first trace."
         )
     return ids, max(1, len(first.tokens) - length)
+
+
+def about_first(first: Capture, accept: float | None, asked: int | None) -> list[str]:
+    """What a person should know of the first trace before the first run: what it cannot tell, and which option it fixes.
+
+    accept: its accept length. asked: the new tokens that were asked for though the trace was there, None where none were.
+    """
+    told = []
+    if accept is None:
+        told.append(
+            f"warning: '{first.path}' has no accept length (no round of a draft was recorded), so a fall of it is not "
+            "seen; record a first trace with more tokens, on a server with the draft on."
+        )
+    held = max(1, len(first.tokens) - (first.prompt_length or 0))
+    sent = first.about.get("request", {}).get("sampling", {}).get("max_new_tokens", held)
+    if asked is not None and asked not in (held, sent):
+        told.append(
+            f"warning: --max-new-tokens {asked} is not used: the first trace '{first.path}' has {held}; give another "
+            "FIRST or --dir for another number."
+        )
+    return told
+
+
+def origin_of(first: Capture) -> str:
+    """Where a first trace that was taken comes from: when, from which address, of which model, as far as it says."""
+    from drafttrace.tracer.trace.summary import trace_summary
+
+    server = first.about.get("server_args", {})
+    host, port = server.get("host"), server.get("port")
+    parts = [
+        f"of {trace_summary(first.path).created_utc}",
+        f"from {host}:{port}" if host and port else "",
+        f"of {server['model_path']}" if server.get("model_path") else "",
+    ]
+    said = ", ".join(part for part in parts if part)
+    return f" ({said})" if said else ""
 
 
 def bounds(thresholds: Thresholds) -> Thresholds:
@@ -172,6 +210,8 @@ def judged(
     problem = None
     if result.verdict == "incomparable":
         problem = f"could not compare: {result.summary}"
+    elif not drift and length is None and first_accept is not None:
+        problem = f"no accept length in this run (first {first_accept:.2f}): no round of a draft was recorded"
     elif not drift and _OF_THE_TRACER & set(faults) and not fell:
         problem = f"the recording is not whole: {result.summary}"
     moved = tuple(slot.rel_l2.p50 for slot in result.slots)

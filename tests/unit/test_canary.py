@@ -37,6 +37,11 @@ def test_what_is_no_interval(text: str) -> None:
         canary.seconds_of(text)
 
 
+def test_an_interval_of_nothing_is_not_unreadable() -> None:
+    with pytest.raises(DrafttraceError, match="'0s' is not positive"):
+        canary.seconds_of("0s")
+
+
 def test_the_prompt_is_the_first_traces() -> None:
     first = drafttrace.open(KIMI / "fixed.h5")
     ids, new = canary.prompt_of(first)
@@ -275,3 +280,58 @@ def test_an_accept_length_that_changed_is_told(same: drafttrace.Result) -> None:
     assert observed is not None
     assert "changed" not in judged(same, first=observed).line()
     assert f"(first {observed / 1.2:.2f}: changed by +20%)" in judged(same, first=observed / 1.2).line()
+
+
+def test_an_accept_length_that_went_missing_is_a_problem(same: drafttrace.Result) -> None:
+    """A run without rounds, where the first trace has some, was ok: the accept length was left out of its line."""
+    gone = replace(same, acceptance=replace(same.acceptance, observed=None))
+    run = judged(gone, first=6.0)
+    assert not run.compared and "no accept length in this run (first 6.00)" in run.line()
+    assert canary.exit_code([run]) == 2
+    assert judged(gone).compared  # the first trace has none, either: said once, at the start
+
+
+def test_a_first_trace_without_an_accept_length_is_told() -> None:
+    first = drafttrace.open(KIMI / "fixed.h5")
+    assert canary.about_first(first, 6.0, None) == []
+    (told,) = canary.about_first(first, None, None)
+    assert "has no accept length" in told
+
+
+def test_an_option_that_the_first_trace_fixes_is_told() -> None:
+    """`--max-new-tokens 99` beside a first trace with 32 was passed over without a word."""
+    first = drafttrace.open(KIMI / "fixed.h5")
+    assert canary.about_first(first, 6.0, 32) == []
+    (told,) = canary.about_first(first, 6.0, 99)
+    assert "--max-new-tokens 99 is not used" in told and "has 32" in told
+
+
+def test_a_first_trace_that_is_taken_says_where_it_comes_from() -> None:
+    said = canary.origin_of(drafttrace.open(KIMI / "fixed.h5"))
+    assert said.startswith(" (of 2026-") and "from 127.0.0.1:" in said and "of pairs/tiny-kimi/target" in said
+
+
+def test_watch_can_be_repeated_as_typed() -> None:
+    """The prompt option of the first call was refused in the second; only another prompt is."""
+    from drafttrace.tracer.client import Prompt
+    from drafttrace.tracer.commands.prompts import refuse_another
+
+    ids, _ = canary.prompt_of(drafttrace.open(KIMI / "fixed.h5"))
+    refuse_another(KIMI / "fixed.h5", None)
+    refuse_another(KIMI / "fixed.h5", Prompt(input_ids=ids))
+    with pytest.raises(DrafttraceError, match="holds another prompt"):
+        refuse_another(KIMI / "fixed.h5", Prompt(input_ids=ids[1:]))
+
+
+def test_the_address_of_the_metrics_is_checked_before_anything_is_asked(tmp_path: Path) -> None:
+    """The first trace was recorded, and then the address refused. Nothing answers here: it was not asked."""
+    from typer.testing import CliRunner
+
+    from drafttrace.tracer.cli import app
+
+    folder = tmp_path / "canary"
+    asked = ["watch", "--url", "http://127.0.0.1:9", "--dir", str(folder), "--count", "1"]
+    done = CliRunner().invoke(app, [*asked, "--metrics", "nonsense"])
+    assert done.exit_code and "nonsense" in f"{done.output}{done.exception}" and not folder.exists()
+    done = CliRunner().invoke(app, asked)
+    assert done.exit_code and not folder.exists()  # a watch that failed leaves no empty folder

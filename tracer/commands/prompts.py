@@ -104,3 +104,31 @@ def prompt_of_capture(capture: Capture, spec: str, *, whole: bool = False) -> Pr
             "be sent; give the prompt with --input-ids."
         )
     return Prompt(input_ids=ids)
+
+
+def refuse_another(place: Path, source: Prompt | None) -> None:
+    """The same command typed again is fine: its prompt is that of the first trace. Raises DrafttraceError for another."""
+    from drafttrace.tracer.canary import prompt_of
+    from drafttrace.tracer.decoding import tokenizer_folder
+    from drafttrace.tracer.open import open_capture
+    from drafttrace.tracer.tokenizer import load_encoder
+
+    if source is None:
+        return
+    first = open_capture(str(place))
+    ids, text = source.input_ids, source.text
+    if ids is None and text is not None:
+        folder = tokenizer_folder(None, first)
+        ids = None if folder is None else tuple(load_encoder(folder)(text))
+    if ids is None:
+        raise DrafttraceError(
+            f"'{place}' holds a prompt, and without the target's tokenizer it cannot be told whether yours is the same; "
+            "leave the prompt out, or give another FIRST or --dir."
+        )
+    held, _ = prompt_of(first)
+    # A server puts the token of the beginning before a text, which not every tokenizer.json says.
+    if ids != held and (text is None or ids != held[1:]):
+        raise DrafttraceError(
+            f"'{place}' holds another prompt ({len(held)} tokens, yours has {len(ids)}); leave the prompt out, or give "
+            "another FIRST or --dir."
+        )

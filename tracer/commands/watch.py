@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -13,12 +14,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from drafttrace.tracer import canary, interrupts, output
+from drafttrace.tracer import canary, interrupts, output, prometheus
 from drafttrace.tracer.canary import COLD, WARM, Run
 from drafttrace.tracer.client import Client, Prompt, Sampling
 from drafttrace.tracer.commands import asking
 from drafttrace.tracer.commands.common import LIVE, Quiet, Verbose, examples
-from drafttrace.tracer.commands.prompts import prompt_of_dump, read_ids, read_text
+from drafttrace.tracer.commands.prompts import prompt_of_dump, read_ids, read_text, refuse_another
 from drafttrace.tracer.commands.reading import (
     DumpFormat,
     HiddenSize,
@@ -208,7 +209,15 @@ def watch(
     prompt_file: asking.TextFile = None,
     input_ids: asking.InputIds = None,
     from_dump: asking.FromDump = None,
-    max_new_tokens: asking.MaxNewTokens = 64,
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--max-new-tokens",
+            min=1,
+            help="Tokens to generate for a new first trace (default: 64).",
+            rich_help_panel=asking.PROMPT,
+        ),
+    ] = None,
     dump_format: DumpFormat = None,
     hidden_size: HiddenSize = None,
     layer_ids: LayerIds = None,
@@ -264,30 +273,45 @@ def watch(
     dump = said(hidden_size, layer_ids, slots, tokens, last, last_norm, mask, None)
     source = source_of(prompt, prompt_file, input_ids, from_dump, dump_format, dump)
     client = Client(url, api_key=api_key)
+    place = first or folder / FIRST
+    known = place.exists()
+    if known:
+        refuse_another(place, source)
+    elif first is not None and source is None:
+        raise DrafttraceError(f"The first trace '{first}' is not there; give a prompt to record it with.")
+    values = prometheus.Metrics()
+    server = prometheus.serve(values, metrics) if metrics is not None else None
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputExists(
             f"The folder '{folder}' cannot be made ({error.strerror}); give another --dir."
         ) from None
-    place = first or folder / FIRST
-    known = place.exists()
-    if known and source is not None:
-        raise DrafttraceError(
-            f"'{place}' holds the prompt already; leave the prompt out, or give another FIRST or --dir."
-        )
-    if not known and first is not None and source is None:
-        raise DrafttraceError(f"The first trace '{first}' is not there; give a prompt to record it with.")
     if not known:
         chosen = source or Prompt(text=canary.PROMPT)
         taps = parse_taps("auto", None)
-        new = Sampling(max_new_tokens=max_new_tokens)
-        record_one(client, chosen, new, place, taps=taps, token=token, timeout=timeout, quiet=quiet)
+        new = Sampling(max_new_tokens=max_new_tokens or 64)
+        try:
+            record_one(client, chosen, new, place, taps=taps, token=token, timeout=timeout, quiet=quiet)
+        except DrafttraceError:
+            if not any(folder.iterdir()):  # nothing came of it
+                folder.rmdir()
+            raise
     watched = _canary(client, folder, place, warm, accept_drop, judged_by, token, timeout, keep_all, keep)
+    for told in canary.about_first(watched.first, watched.first_accept, max_new_tokens if known else None):
+        print(told, file=sys.stderr, flush=True)
     if not quiet and json_out != "-":
         sizes = f"{len(watched.prompt.input_ids or ())} prompt tokens, {watched.sampling.max_new_tokens} new ones"
-        print(f"{now()}  first trace {place}{'' if known else ' (just recorded)'}, {sizes}", flush=True)
-    raise typer.Exit(canary.exit_code(_run_all(watched, seconds, count, metrics, json_out, quiet)))
+        made = canary.origin_of(watched.first) if known else " (just recorded)"
+        print(f"{now()}  first trace {place}{made}, {sizes}", flush=True)
+        if server is not None:
+            print(f"{now()}  metrics at http://{server.server_name}:{server.server_port}/metrics", flush=True)
+    try:
+        raise typer.Exit(canary.exit_code(_run_all(watched, seconds, count, values, json_out, quiet)))
+    finally:
+        if server is not None:
+            server.shutdown()
+            server.server_close()
 
 
 def _canary(
@@ -328,15 +352,13 @@ def _canary(
 
 
 def _run_all(
-    watched: Canary, seconds: float, count: int | None, metrics: str | None, json_out: str | None, quiet: bool
+    watched: Canary,
+    seconds: float,
+    count: int | None,
+    values: prometheus.Metrics,
+    json_out: str | None,
+    quiet: bool,
 ) -> list[Run]:
-    from drafttrace.tracer import prometheus
-
-    values = prometheus.Metrics()
-    server = prometheus.serve(values, metrics) if metrics is not None else None
-    if server is not None and not quiet and json_out != "-":
-        print(f"{now()}  metrics at http://{server.server_name}:{server.server_port}/metrics", flush=True)
-
     def told(run: Run) -> None:
         values.add(run)
         if json_out == "-":
@@ -346,12 +368,7 @@ def _run_all(
         if json_out != "-" and (not quiet or run.drift):
             print(run.line(), flush=True)
 
-    try:
-        return repeat(watched, seconds, count, told)
-    finally:
-        if server is not None:
-            server.shutdown()
-            server.server_close()
+    return repeat(watched, seconds, count, told)
 
 
 def _append(path: Path, line: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from drafttrace.compare.audit.format_checks import format_findings
@@ -10,8 +10,8 @@ from drafttrace.compare.audit.forward_checks import forward_findings
 from drafttrace.compare.audit.loading_checks import loading_findings
 from drafttrace.compare.audit.mla_checks import mla_findings
 from drafttrace.compare.audit.refusal_checks import refusal_findings, refused_keys
-from drafttrace.compare.audit.rope_checks import rope_findings
-from drafttrace.compare.audit.said_in_vain import odd_flags, odd_layer_types, unused_window
+from drafttrace.compare.audit.rope_checks import KNOWN_ROPES, rope_findings
+from drafttrace.compare.audit.said_in_vain import odd_flags, odd_layer_types, rope_fields, unused_window
 from drafttrace.compare.audit.sglang_rules import honoured
 from drafttrace.compare.audit.start_checks import start_findings
 from drafttrace.compare.audit.subject import NEEDS, Subject, fault, note
@@ -251,6 +251,7 @@ def _positions(subject: Subject) -> Iterator[Finding]:
             f'"rope_theta": {target.rope_theta:g}, if the training config says so.',
             {"draft": draft.rope.theta, "target": target.rope_theta},
         )
+    yield from _other_scaling(subject)
     yield from _context(subject)
     if draft.window is not None:
         yield fault(
@@ -265,6 +266,41 @@ def _positions(subject: Subject) -> Iterator[Finding]:
     yield from unused_window(draft)
     if "layer_types" not in refused_keys(subject):
         yield from odd_layer_types(draft)
+
+
+def _other_scaling(subject: Subject) -> Iterator[Finding]:
+    """Positions that the draft stretches otherwise than the target. It is no fault: drafts of stretched targets are
+    trained without a scaling, too."""
+    draft, fields = subject.draft, rope_fields(subject.target.text)
+    if draft.mla is not None or any(isinstance(part, Mapping) for part in fields.values()):
+        return  # another kind of attention's turns, or one set for each kind
+    ours, theirs = _scaling(draft.rope.kind, draft.rope.fields), _scaling(None, fields)
+    if ours == theirs or draft.rope.kind not in KNOWN_ROPES:
+        return
+    yield note(
+        "rope-mismatch",
+        0.3,
+        f"The draft stretches positions otherwise than the target: its rope has {_stretch(ours)}, the target's "
+        f"{_stretch(theirs)}. Right if it was trained so, a lost or changed field if not.",
+        "Copy rope_scaling of the training config; leave it as it is if that has the same.",
+        {"field": "rope_scaling", "draft": ours, "target": theirs},
+    )
+
+
+_STRETCHING = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+
+
+def _scaling(kind: str | None, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Kind and numbers of a rope scaling; empty without one. ``mrope`` turns text as no scaling does."""
+    kind = str(kind or fields.get("rope_type") or fields.get("type") or "default").removeprefix("deepseek_")
+    if kind in ("default", "mrope"):
+        return {}
+    return {"rope_type": kind} | {key: fields[key] for key in _STRETCHING if fields.get(key) is not None}
+
+
+def _stretch(scaling: Mapping[str, Any]) -> str:
+    named = [f"{key} {short_value(value)}" for key, value in scaling.items() if key != "rope_type"]
+    return f"{scaling['rope_type']} ({', '.join(named)})" if scaling else "no scaling"
 
 
 def _context(subject: Subject) -> Iterator[Finding]:

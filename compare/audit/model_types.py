@@ -17,8 +17,11 @@ COMMON = frozenset(
 
 
 PLAIN_TYPES = frozenset(
-    {"deepseek_v3", "gpt_oss", "kimi_k2", "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"}
-)
+    {
+        "deepseek_v2", "deepseek_v3", "gpt_oss", "kimi_k2", "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3",
+        "qwen3_moe",
+    }
+)  # fmt: skip
 """Types whose class takes what it is given, by fields that the tables have, and is no wrapper around others."""
 FAMILY_TYPES = frozenset(
     {

@@ -91,7 +91,33 @@ def unusual_draft(draft: DraftConfig) -> tuple[str, ...]:
         found.append("model_type")
     if draft.rope.conflict is not None:
         found.append("rope_scaling")
+    sections = draft.rope.fields.get("mrope_section")
+    if draft.rope.kind == "mrope" and isinstance(sections, list) and config.get("model_type") == "llama":
+        found = [key for key in found if key not in _ROPE_OBJECTS]  # SpecForge's drafts of a Qwen2.5-VL: it loads
+    if _copied_up(config):
+        found = [key for key in found if key != LAYER]
     return tuple(dict.fromkeys(found))
+
+
+def _copied_up(config: Mapping[str, Any]) -> bool:
+    """Whether what the layout of speculators has inside stands at the top level, too, as ``check --fix`` writes it."""
+    inside = config.get(LAYER)
+    if not isinstance(inside, Mapping) or not config.keys() >= {*_SIZES}:
+        return False
+    return all(config[key] == value for key, value in inside.items() if key in config and key not in _OWN)
+
+
+LAYER = "transformer_layer_config"
+_SIZES = (
+    "model_type",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "vocab_size",
+)
+_OWN = frozenset({"tie_word_embeddings", "torch_dtype", "dtype", "transformers_version", "architectures"})
+"""Keys that are of the whole draft at the top level, and of the model that a layer's config was copied from inside."""
 
 
 def unusual_path(folder: Path) -> bool:

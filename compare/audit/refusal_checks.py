@@ -15,7 +15,8 @@ from drafttrace.compare.audit.installed import installed_version
 from drafttrace.compare.audit.loading_checks import NULL_DEFAULTS, unread, usual_type
 from drafttrace.compare.audit.model_types import SIZED_BY_A_PART, knows, refused_in_a_draft
 from drafttrace.compare.audit.plain_configs import unusual_draft, unusual_path, unusual_target
-from drafttrace.compare.audit.said_in_vain import odd_flags
+from drafttrace.compare.audit.rope_checks import KNOWN_ROPES
+from drafttrace.compare.audit.said_in_vain import garbled_rope, odd_flags
 from drafttrace.compare.audit.sglang_rules import LAST_VERSION
 from drafttrace.compare.audit.subject import Subject, fault, note
 from drafttrace.compare.audit.target_config import TEXT_KEYS
@@ -38,7 +39,9 @@ def ask_where_unusual(subject: Subject) -> tuple[Loads | None, list[str]]:
         odd[TARGET] = [
             key for key in odd[TARGET] if key not in {known for known, _, _ in _known_target(subject.target.raw)}
         ]
-        odd[DRAFT] = [key for key in odd[DRAFT] if key not in refused_keys(subject)]
+        odd[DRAFT] = [
+            key for key in odd[DRAFT] if key not in refused_keys(subject) | _said_by_the_file(subject.draft)
+        ]
     if _brings_code(subject.target.raw):
         odd[TARGET] = []
     for role, place in places.items():
@@ -71,6 +74,18 @@ def refusal_findings(subject: Subject, told: Sequence[Finding]) -> Iterator[Find
         if refusal is not None and not known and not (role == DRAFT and _explained(refusal, told)):
             yield _by_sglang(subject, role, config, refusal)
     yield from _other_sizes(subject)
+
+
+def _said_by_the_file(draft: DraftConfig) -> frozenset[str]:
+    """Keys of a draft's config about which other checks have a fault, whatever SGLang makes of the config."""
+    told = set()
+    if draft.architecture is None:
+        told.add("architectures")
+    if not isinstance(draft.flat.get("model_type"), str):
+        told.add("model_type")
+    if draft.rope.kind not in KNOWN_ROPES and draft.rope.conflict is None and garbled_rope(draft) is None:
+        told.add("rope_scaling")
+    return frozenset(told)
 
 
 _SIZES = (

@@ -13,7 +13,7 @@ from drafttrace.compare.result import Finding
 from drafttrace.compare.rope_tables import INSIDE_COUNTS, LONGS, YARNS, distance, served_table, trained_table
 from drafttrace.tracer.errors import UnknownFormat
 
-_KNOWN_ROPES = {"default", "linear", "dynamic", "yarn", "deepseek_yarn", "llama3", "longrope", "mrope", "su"}
+KNOWN_ROPES = {"default", "linear", "dynamic", "yarn", "deepseek_yarn", "llama3", "longrope", "mrope", "su"}
 _ROPE_NEEDS = {
     **dict.fromkeys(("default", "mrope"), ()),
     **dict.fromkeys(("longrope", "su"), ("short_factor", "long_factor")),
@@ -169,12 +169,12 @@ def _by_itself(draft: DraftConfig) -> Iterator[Finding]:
             "Keep one of the two fields, the one that training used.",
             {"conflict": rope.conflict},
         )
-    if rope.kind not in _KNOWN_ROPES:
+    if rope.kind not in KNOWN_ROPES:
         yield fault(
             "rope-mismatch",
             0.6,
             f"The draft's rope type '{rope.kind}' is none that SGLang knows.",
-            f"Use one of {', '.join(sorted(_KNOWN_ROPES))}.",
+            f"Use one of {', '.join(sorted(KNOWN_ROPES))}.",
             {"rope_type": rope.kind},
         )
     else:

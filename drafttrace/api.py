@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from drafttrace.tracer.capture import Capture
+from drafttrace.arguments import refuse_no_path, refuse_no_source, refuse_other
+from drafttrace.tracer.capture import Capture, Norm
 from drafttrace.tracer.errors import DrafttraceError
 from drafttrace.wirings import Wiring, wiring_of, wirings_of
 
@@ -65,6 +66,8 @@ def open(
     from drafttrace.tracer.layer_ids import parse_ids
     from drafttrace.tracer.open import open_capture
 
+    refuse_no_path(path, "path")
+    refuse_other(last_norm, "last_norm", set(Norm))
     more = any(value is not None for value in (last, mask, boundaries))
     if (slots is None) is not (tokens is None) or (slots is None and more):
         raise DrafttraceError(
@@ -122,6 +125,9 @@ def diff(
     from drafttrace.tracer.exchanged_sides import are_exchanged, told
     from drafttrace.tracer.open_two import refuse_itself
 
+    refuse_no_source(left, "left")
+    if reference is not None:
+        refuse_no_source(reference, "reference")
     request = _said_of(target)
     exchanged = reference is not None and are_exchanged(left, reference, request=request)
     if exchanged and reference is not None:
@@ -174,6 +180,8 @@ def measure(left: Source, reference: Source) -> RowTable:
     """
     from drafttrace.row_table import of_captures
 
+    refuse_no_source(left, "left")
+    refuse_no_source(reference, "reference")
     return of_captures(*_two(left, reference))
 
 
@@ -341,6 +349,7 @@ def _paths(given: PathLike | Sequence[PathLike]) -> list[Path]:
 
 
 def _capture(source: Source, like: Capture | None = None) -> Capture:
+    refuse_no_source(source, "source")
     return source if isinstance(source, Capture) else open(source, like=like)
 
 
@@ -350,6 +359,7 @@ def _of_target(source: Source, target: PathLike) -> Capture:
     from drafttrace.tracer.open import open_capture
     from drafttrace.tracer.target_weights import said_of
 
+    refuse_no_source(source, "source")
     if isinstance(source, Capture):
         return source
     return open_capture(os.fspath(source), request=said_of(Path(target), Request(), lenient=True))
@@ -392,7 +402,16 @@ def _two(left: Source, reference: Source, request: Request | None = None) -> tup
 
 
 def _noise(given: Noise | tuple[Source, Source] | None, of: Capture) -> Noise | None:
-    return noise(*given, of=of) if isinstance(given, tuple) else given
+    from drafttrace.compare.thresholds import Noise
+
+    if given is None or isinstance(given, Noise):
+        return given
+    if not isinstance(given, (tuple, list)) or len(given) != 2:
+        raise DrafttraceError(
+            f"The noise {given!r:.60} is no noise floor; give two recordings of one prompt, as (ONE, TWO), or what "
+            "drafttrace.noise returned."
+        )
+    return noise(*given, of=of)
 
 
 def _settings(thresholds: Mapping[str, float]) -> list[str]:

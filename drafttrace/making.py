@@ -12,6 +12,7 @@ from typing import Literal
 
 import numpy as np
 
+from drafttrace.arguments import refuse_no_path, refuse_other
 from drafttrace.tracer.capture import Capture, Ints
 from drafttrace.tracer.errors import DrafttraceError
 from drafttrace.wirings import Wiring, wiring_of
@@ -44,9 +45,12 @@ def reference(
     """
     from drafttrace.tracer.open import split_spec
     from drafttrace.tracer.reference import LossMask, make_reference, mask_of, tokens_of
+    from drafttrace.tracer.reference_model import DTYPES
     from drafttrace.tracer.reference_samples import read_source
     from drafttrace.tracer.served_paths import folder_of
 
+    refuse_other(dtype, "dtype", {"auto", *DTYPES})
+    refuse_no_path(out, "out")
     samples: Sequence[Ints]
     masks: Sequence[LossMask | None] | None = None
     numbers: Sequence[int] | None = None

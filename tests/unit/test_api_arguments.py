@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -78,3 +80,22 @@ def test_what_a_command_takes_python_takes(name: str) -> None:
     wanted -= OF_CHECK if name == "check" else set()
     taken = set(inspect.signature(getattr(drafttrace, name)).parameters)
     assert {CALLED.get(one, one) for one in wanted} <= taken
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: drafttrace.reference(KIMI / "fixed.h5", "o.safetensors", target="t", dtype="foo"), "dtype 'foo'"),  # type: ignore[arg-type]
+        (lambda: drafttrace.diff(KIMI / "as-trained.h5", DUMP, noise="fixed.h5"), "noise 'fixed.h5'"),  # type: ignore[arg-type]
+        (lambda: drafttrace.diff(None, DUMP), "left None"),  # type: ignore[arg-type]
+        (lambda: drafttrace.diff(DUMP, 3), "reference 3"),  # type: ignore[arg-type]
+        (lambda: drafttrace.measure(None, DUMP), "left None"),  # type: ignore[arg-type]
+        (lambda: drafttrace.noise(None, DUMP), "source None"),  # type: ignore[arg-type]
+        (lambda: drafttrace.open(b"trace.h5"), "path b'trace.h5'"),  # type: ignore[arg-type]
+        (lambda: drafttrace.open(DUMP, last_norm="foo"), "last_norm 'foo'"),
+    ],
+)
+def test_a_wrong_argument_is_no_raw_exception(call: Callable[[], object], said: str) -> None:
+    """KeyError, AttributeError and TypeError escaped; last_norm='foo' was passed over."""
+    with pytest.raises(drafttrace.DrafttraceError, match=re.escape(said)):
+        call()

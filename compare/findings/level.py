@@ -76,6 +76,7 @@ _UNEXPLAINED = (
     "served tokenizer makes no language of the prompt (drafttrace inspect TRACE --tokenizer TARGET), the dump was made "
     "with another one."
 )
+_FLOWS_ON = frozenset({"window-mismatch", "rope-mismatch"})  # from the first layer to the last state
 _UNCOVERED = 0.05  # a smaller share of tokens outside the draft's vocabulary is not worth a word
 _NAMES = {-1: "The last state", -2: "The embedding"}
 
@@ -210,7 +211,9 @@ def find_unexplained(
     if single is not None:
         yield single
     # The training targets come from the last state; a fault that has no slot may be its cause.
-    if not any(not f.slots for f in faults) and not any(f.id == "last-not-last" for f in found):
+    if not any(not f.slots or f.id in _FLOWS_ON for f in faults) and not any(
+        f.id == "last-not-last" for f in found
+    ):
         alone = not slots  # then nothing else speaks of the embedding
         for other in others:
             if (other.slot == -1 or alone) and other.verdict == "mismatch":

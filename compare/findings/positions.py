@@ -18,6 +18,7 @@ from drafttrace.compare.findings.rows import placeholder_span
 from drafttrace.compare.hypotheses import Doubles
 from drafttrace.compare.judge import MISMATCH, NOISE
 from drafttrace.compare.result import Finding, RowPart, SlotResult
+from drafttrace.compare.taps import LAST
 from drafttrace.compare.vocabulary import Entry, register
 from drafttrace.tracer.capture import Capture, Ints
 
@@ -74,7 +75,33 @@ def courses(facts: Facts) -> tuple[Course, ...]:
     wrong = [slot for slot in facts.slots if slot.slot not in told and slot.verdict in {MISMATCH, NOISE}]
     if not any(slot.verdict == MISMATCH for slot in wrong):
         return ()
+    if not _seen_in_attention(facts, [slot.slot for slot in wrong]):
+        return ()
     return tuple(_course(slot) for slot in wrong if len(slot.series.position) >= _FEWEST)
+
+
+def _seen_in_attention(facts: Facts, wrong: Sequence[int]) -> bool:
+    """Whether the slots can be wrong by what the target's layers look at: the embedding looks at no other token, and what
+    one layer does otherwise is handed on to every deeper one."""
+    levels: dict[int, int] = {}
+    for stream in (*facts.left_streams, *facts.reference_streams):
+        level = stream.boundary if stream.boundary is not None else stream.declared
+        if stream.index >= 0 and level is not None:
+            levels.setdefault(stream.index, level)
+    depths = [levels[slot] for slot in wrong if slot in levels]
+    if 0 in depths:
+        return False
+    states = {state.slot: state for state in (*facts.slots, *facts.others)}
+    deeper = {LAST, *(slot for slot, level in levels.items() if depths and level > min(depths))}
+    return not any(_ends_right(states[slot]) for slot in deeper & set(states))
+
+
+def _ends_right(state: SlotResult) -> bool:
+    """Whether the last rows of a state are right, where everything that looks back too far would show."""
+    order = np.argsort(np.asarray(state.series.position, np.int64), kind="stable")
+    distance = np.nan_to_num(np.asarray(state.series.rel_l2, np.float64)[order], nan=np.inf)
+    late = distance[-max(1, len(distance) // 3) :]
+    return len(distance) >= _FEWEST and float(np.median(late)) <= state.judged.match_limit
 
 
 def _ends(slot: SlotResult, part: RowPart) -> bool:

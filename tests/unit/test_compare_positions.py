@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from compare_world import World, dumped, make_world, served
+from compare_world import World, bf16, dumped, make_world, served
 
 from drafttrace.compare.diff import diff
 from drafttrace.compare.result import FAULT, Result
@@ -30,7 +30,11 @@ def off_by(world: World, course: npt.NDArray[Any]) -> Capture:
         rows = world.streams[k]
         size = np.linalg.norm(rows, axis=1, keepdims=True) / np.sqrt(rows.shape[1])
         slots.append((rows + course[:, None] * size * rng.standard_normal(rows.shape)).astype(np.float32))
-    return dumped(world, WIRING, slots=slots)
+    made = dumped(world, WIRING, slots=slots)
+    assert made.last is not None  # what attention does otherwise flows on to the end
+    size = np.linalg.norm(world.last, axis=1, keepdims=True) / np.sqrt(world.last.shape[1])
+    last = world.last + course[:, None] * size * rng.standard_normal(world.last.shape)
+    return replace(made, last=replace(made.last, rows=bf16(last)))
 
 
 STEP = np.where(np.arange(len(WORLD.tokens)) < 24, 0, 0.45)
@@ -84,3 +88,15 @@ def test_what_looks_back_at_a_picture_is_no_window() -> None:
     course[16:24] = 1.5
     found = diff(served(world, WIRING), off_by(world, course))
     assert faults(found)[0] == "modality-span" and "window-mismatch" not in faults(found), faults(found)
+
+
+@pytest.mark.parametrize("wiring, slot", [((0, 8, 13), 0), (WIRING, 0), (WIRING, 1), (WIRING, 2)])
+def test_what_the_embedding_or_no_deeper_state_shares_is_no_window(wiring: tuple[int, ...], slot: int) -> None:
+    """Noisy rows of B0, which looks at no other token, or of one slot below states that match, were a window."""
+    whole = dumped(WORLD, wiring)
+    rows = whole.slots[slot].rows.floats()
+    size = np.linalg.norm(rows, axis=1, keepdims=True) / np.sqrt(rows.shape[1])
+    noisy = rows + STEP[:, None] * size * np.random.default_rng(7).standard_normal(rows.shape)
+    slots = [replace(s, rows=bf16(noisy)) if i == slot else s for i, s in enumerate(whole.slots)]
+    found = diff(served(WORLD, wiring), replace(whole, slots=tuple(slots)))
+    assert faults(found) == ["unexplained"] and found.exit_code == 1, [(f.id, f.summary) for f in found.findings]

@@ -181,14 +181,16 @@ def _named(capture: Capture, count: int) -> Bools:
     return named
 
 
-def _finite(rows: Rows, row: int) -> bool:
-    return bool(np.isfinite(rows.floats(row, row + 1)).all())
+def _is_state(rows: Rows, row: int) -> bool:
+    """Whether a row is finite and holds more than zeros, which have a sign that the hashes see."""
+    values = rows.floats(row, row + 1)
+    return bool(np.isfinite(values).all() and values.any())
 
 
 def _is_one_state(rows: Rows, group: Ints) -> bool:
     """Whether the hashes told the truth (of the first rows of a large group), and what is equal is a state at all."""
     first = rows.raw(int(group[0]), int(group[0]) + 1)
-    return _finite(rows, int(group[0])) and all(
+    return _is_state(rows, int(group[0])) and all(
         np.array_equal(first, rows.raw(int(i), int(i) + 1), equal_nan=False) for i in group[1:64]
     )
 
@@ -224,7 +226,7 @@ def _equal_rows(
             for there in theirs.get(key, ()):
                 if capture.table.token_id[row] != other.table.token_id[there]:
                     equal = np.array_equal(rows.raw(row, row + 1), their_rows.raw(there, there + 1))
-                    if equal and _finite(rows, int(row)):
+                    if equal and _is_state(rows, int(row)):
                         yield int(row), int(there)
                     break
 

@@ -106,7 +106,9 @@ def _position_seam(facts: Facts) -> Iterator[Finding]:
     seams = [s for s in facts.inside.seams if len(s.steps) >= 1]
     broken = [s for s in seams if s.broken]
     offsets = facts.inside.offsets
-    if (not broken or len(broken) < max(1, len(seams) // 2)) and not offsets:
+    # A pass that a torn trace lacks is a gap of the trace, and none of the positions.
+    few = not facts.left.complete and len(broken) < max(1, len(seams) // 2)
+    if (not broken or few) and not offsets:
         return
     if offsets:
         off = "; ".join(

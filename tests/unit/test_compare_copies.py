@@ -261,3 +261,20 @@ def test_a_constant_slot_of_either_side_is_named() -> None:
     slots[1] = Slot("hidden_states[1]", bf16(np.repeat(NOISY.streams[5][4:5], 44, 0)), None, "the test")
     found = diff(trace(), replace(dump, slots=tuple(slots)))
     assert faults(found)[0] == "constant-rows" and "of the reference" in found.findings[0].summary
+
+
+@pytest.mark.parametrize("negated", [False, True], ids=["the others right", "the others negated"])
+def test_rows_of_negative_zeros_are_zero_rows(negated: bool) -> None:
+    """Rows of -0.0 are equal bit for bit and not the bits of 0: they were stale rows before they were zeros."""
+
+    def change(bits: np.ndarray) -> None:
+        bits[::3] = 0
+        bits[::3] |= 0x8000
+        if negated:
+            bits[np.arange(len(bits)) % 3 != 0] ^= 0x8000
+
+    left = over_slot(trace(), 1, change)
+    assert find_repeats(left) == ()
+    found = diff(left, dumped(WORLD, WIRING))
+    assert "zero-rows" in faults(found) and "stale-rows" not in faults(found), faults(found)
+    assert ("scale" in faults(found)) is negated

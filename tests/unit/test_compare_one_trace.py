@@ -222,3 +222,17 @@ def test_positions_that_are_off_after_prefill_are_no_token_shift(pair: str, off:
     # A server that counts otherwise throughout is none whose positions are off.
     everywhere = replace(draft.table, position=draft.table.position + off)
     assert "position-seam" not in faults(diff(replace(trace(pair), draft=replace(draft, table=everywhere)), None))
+
+
+@PAIRS
+@pytest.mark.parametrize("rows", ["one step", "a whole round"])
+def test_one_broken_seam_is_a_fault(pair: str, rows: str) -> None:
+    """Positions of one round three too high were no word below half of the seams, with exit 0."""
+    table = draft_of(trace(pair)).table
+    steps = np.flatnonzero(in_phase(trace(pair), Phase.DRAFT_DECODE))
+    moved = steps[table.round[steps] == table.round[steps[0]]] if rows == "a whole round" else steps[2:3]
+    position = table.position.copy()
+    position[moved] += 3
+    left = replace(trace(pair), draft=replace(draft_of(trace(pair)), table=replace(table, position=position)))
+    only(left, "position-seam", ())
+    assert not faults(diff(trace(pair), None))

@@ -115,4 +115,4 @@ def _version() -> str:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, "plots"} - {"Any", "TYPE_CHECKING", "annotations"})

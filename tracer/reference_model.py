@@ -34,7 +34,7 @@ def load(target: Path, dtype: str, device_map: str | None) -> Model:
         from transformers.utils import logging as transformers_logging
     except ImportError as error:
         raise DrafttraceError(
-            f"The reference needs transformers ({error.name} is missing); pip install transformers."
+            f"The reference needs torch and transformers ({error.name} is missing); pip install {error.name}."
         ) from None
     transformers_logging.disable_progress_bar()  # the caller shows its own
     wanted: Any = "auto" if dtype == "auto" else getattr(torch, DTYPES[dtype])

@@ -59,6 +59,18 @@ def test_the_canary_writes_the_lines_of_the_page() -> None:
     assert list(block.body) == [replace(run, repeats=(0.0, 0.0)).line() for run in (cold, warm)]
 
 
+def test_every_field_of_the_canary_is_on_the_page() -> None:
+    """drafttrace.canary/1 was described nowhere."""
+    page = (ROOT / "docs/how-to/watch.md").read_text(encoding="utf-8")
+    (table,) = re.findall(r"## The lines of `--json`\n(.*?)\n## ", page, flags=re.DOTALL)
+    named = {
+        name
+        for row in table.splitlines()
+        for name in re.findall(r"`(\w+)`", row.split("|")[1] if "|" in row else "")
+    }
+    assert named == set(canary.failed(1, "2026-01-01T00:00:00Z", canary.COLD, "No answer.").to_json())
+
+
 def test_the_tree_of_a_trace_is_a_recorded_traces() -> None:
     """/about/layout was in every trace and in no page."""
     (block,) = TEXTS["docs/reference/trace-format.md"]
@@ -95,3 +107,11 @@ def _shown(lines: tuple[str, ...]) -> list[str]:
         elif path != "/":
             found += [path, *re.findall(r"(?<=\s)/\w[\w/]*", text)]
     return found
+
+
+def test_the_help_of_diff_says_what_noise_gives() -> None:
+    """Its line of exit codes left out the verdict `noise`."""
+    from drafttrace.compare.result import EXIT_CODES
+
+    page = (ROOT / "docs/reference/command-line.md").read_text(encoding="utf-8")
+    assert EXIT_CODES["match"] == EXIT_CODES["noise"] == 0 and "Exit code: 0 match or noise, 1 mismatch" in page

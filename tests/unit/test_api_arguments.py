@@ -99,3 +99,22 @@ def test_a_wrong_argument_is_no_raw_exception(call: Callable[[], object], said: 
     """KeyError, AttributeError and TypeError escaped; last_norm='foo' was passed over."""
     with pytest.raises(drafttrace.DrafttraceError, match=re.escape(said)):
         call()
+
+
+def test_what_dir_names_is_there_to_be_used() -> None:
+    """dir(drafttrace) showed Any and TYPE_CHECKING, and not plots."""
+    names = dir(drafttrace)
+    assert "plots" in names and {*drafttrace.__all__} <= {*names}
+    assert not {"Any", "TYPE_CHECKING", "annotations"} & {*names}
+
+
+@pytest.mark.parametrize("missing", ["torch", "transformers"])
+def test_the_package_that_is_missing_is_the_one_to_install(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without torch the remedy was `pip install transformers`."""
+    import sys
+
+    from drafttrace.tracer.reference_model import load
+
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(drafttrace.DrafttraceError, match=f"pip install {missing}"):
+        load(Path("target"), "auto", None)

@@ -211,7 +211,7 @@ def diff(
     fields (--slots, --tokens and their like) are of LEFT where only LEFT is of no known layout, and of both where neither
     is of one.
 
-    Exit code: 0 match, 1 mismatch, 2 nothing could be compared.
+    Exit code: 0 match or noise, 1 mismatch, 2 nothing could be compared.
     """
     from drafttrace.tracer.threads import one_blas_thread
 

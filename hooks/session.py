@@ -198,6 +198,9 @@ class Session:
 
     def _open(self) -> OpenFile:
         if self._file is None:
+            # Now: the first file waits for the writer process to start, and of a part of a batch nothing else tells that
+            # it exists.
+            self._write_state(states.RECORDING, None)
             path = self._store.trace_path(self.id)
             self._file = self._thread.files.open(path, self.layout, self.rid, self.facts.about, self.prompt)
         return self._file

@@ -291,9 +291,10 @@ _STRETCHING = ("factor", "low_freq_factor", "high_freq_factor", "original_max_po
 
 
 def _scaling(kind: str | None, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Kind and numbers of a rope scaling; empty without one. ``mrope`` turns text as no scaling does."""
+    """Kind and numbers of a rope scaling; empty without one. ``mrope`` turns text as no scaling does, and so does what
+    stretches by 1."""
     kind = str(kind or fields.get("rope_type") or fields.get("type") or "default").removeprefix("deepseek_")
-    if kind in ("default", "mrope"):
+    if kind in ("default", "mrope") or (kind in ("linear", "yarn", "llama3") and fields.get("factor") == 1):
         return {}
     return {"rope_type": kind} | {key: fields[key] for key in _STRETCHING if fields.get(key) is not None}
 

@@ -50,3 +50,10 @@ def test_another_scaling_is_a_hint(
 @pytest.mark.parametrize("same", [None, LINEAR, YARN, LLAMA3])
 def test_the_same_scaling_says_nothing(same: dict[str, Any] | None, tmp_path: Path) -> None:
     assert not told(tmp_path, same, same)
+
+
+@pytest.mark.parametrize("kind", [LINEAR, YARN, LLAMA3], ids=["linear", "yarn", "llama3"])
+def test_a_stretch_by_one_is_none(kind: dict[str, Any], tmp_path: Path) -> None:
+    """The healthy pair of the tutorial got the hint: its target says yarn with the factor 1."""
+    assert not told(tmp_path / "a", None, {**kind, "factor": 1.0})
+    assert not told(tmp_path / "b", {**kind, "factor": 1}, None)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from drafttrace.hooks.config import Settings, trace_id_of
+from drafttrace.hooks.config import Settings, parent_of, trace_id_of
 from drafttrace.hooks.frames import Batch, Frame, FrameRows, Span, is_boundary
 from drafttrace.hooks.identity import RowGroup
 from drafttrace.hooks.options import AUTO_ROWS, BadOptions, TapOptions
@@ -138,7 +138,7 @@ class Recorder:
         if refusal is not None:
             self.refuse(trace_id, refusal)
             return None
-        return Session(
+        session = Session(
             trace_id,
             rid,
             options=options,
@@ -150,6 +150,9 @@ class Recorder:
             rank=self.rank,
             ranks=self.ranks,
         )
+        if parent_of(trace_id) is not None:
+            session.announce()
+        return session
 
     def refuse(self, trace_id: str, reason: str) -> None:
         """Tell the client why there will be no trace."""

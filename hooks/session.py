@@ -102,6 +102,13 @@ class Session:
         if self._sweep_left is not None:
             self._sweep_left -= rows.sweep
 
+    def announce(self) -> None:
+        """Say that this trace is being recorded, before the writer thread comes to it.
+
+        Nobody asked for a part of a batch by its own name: until its file is there nothing else tells that it exists.
+        """
+        self._write_state(states.RECORDING, None)
+
     def problem(self, reason: str) -> None:
         """The trace will be incomplete; the first reason is the one that is told."""
         if self.reason is None:
@@ -198,9 +205,6 @@ class Session:
 
     def _open(self) -> OpenFile:
         if self._file is None:
-            # Now: the first file waits for the writer process to start, and of a part of a batch nothing else tells that
-            # it exists.
-            self._write_state(states.RECORDING, None)
             path = self._store.trace_path(self.id)
             self._file = self._thread.files.open(path, self.layout, self.rid, self.facts.about, self.prompt)
         return self._file

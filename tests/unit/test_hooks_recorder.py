@@ -408,3 +408,21 @@ def test_a_step_after_the_end_is_ignored(recorder: Recorder, store: Store) -> No
     recorder.open_batch({RID: []}, verifies=True)
     assert not recorder.active
     assert len(trace_of(store).table) == 2
+
+
+def test_a_part_of_a_batch_is_known_before_its_file_is(store: Store) -> None:
+    """The writer thread was still waiting for the file of another part, and the server answered 404 for this one."""
+    recorder, held = build(store), threading.Event()
+    store.ask("batch", {})
+
+    def busy() -> None:
+        held.wait(10)
+
+    recorder.aside(busy)  # on the writer thread
+    try:
+        prefill(recorder, [5, 6, 7], "drafttrace-batch_0")
+        state = store.state("batch_0")
+        assert state is not None and state.state == "recording" and not store.trace_path("batch_0").exists()
+    finally:
+        held.set()
+        recorder.thread.close()

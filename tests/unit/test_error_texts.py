@@ -25,6 +25,7 @@ PASSED_ON = (
     "answered {}: {} {}",
     "is off: {} Run 'drafttrace doctor' there.",
     "refused the request: {}",
+    "samples of '{}' can be read: {}",
 )
 
 

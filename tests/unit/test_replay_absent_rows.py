@@ -79,7 +79,10 @@ def test_a_cached_prefix_is_no_fault_of_the_draft_s_layer(name: str, trace: str,
     assert result.faults == () and result.exit_code == 0
     assert compared(result) == {"embed_in", "hidden_in", "fc_in", "fc_out"}
     (found,) = [f for f in result.findings if f.id == "prefix-gap"]
-    assert f"first {first} tokens" in found.summary and "the prefix cache supplied them" in found.summary
+    assert (
+        f"first {first} token{'s' if first > 1 else ''} " in found.summary
+        and "the prefix cache supplied them" in found.summary
+    )
     assert "embed_in, hidden_in, fc_in" in found.summary and "extra_key" in found.remedy
     assert "accept length to expect is not known" in result.summary and result.absent_tokens == first
     assert "tokens short: lengths compare wirings only" in markdown(result)

@@ -25,7 +25,7 @@ from drafttrace.compare.masks import find_mask_shifts
 from drafttrace.compare.measured import MeasuredSlot, measured_others, measured_slots
 from drafttrace.compare.noise_pair import another_prompt, refuse_other_model
 from drafttrace.compare.oddrows import row_facts
-from drafttrace.compare.partfits import fit_parts
+from drafttrace.compare.partfits import fit_parts, whole_slots
 from drafttrace.compare.ranks import RankFacts, RankRows, compare_hashes, find_partial_sum
 from drafttrace.compare.result import EXIT_CODES, FAULT, Result, SlotResult
 from drafttrace.compare.rope_facts import RopeTrial
@@ -87,18 +87,7 @@ def diff(
     measured = tuple(measured_slots(left, sides, alignment, location))
     slots = tuple(_judged(measured, location, judging))
     odd = tuple(row_facts(slot, thresholds) for slot in measured)
-    parts = tuple(
-        one
-        for slot, judged in zip(measured, slots, strict=True)
-        for one in fit_parts(slot, judged, location, sides, thresholds)
-    )
-    singles = tuple(
-        one
-        for slot, judged in zip(measured, slots, strict=True)
-        for one in fit_singles(
-            slot, judged, [p for p in parts if p.slot == slot.index], location, sides, thresholds
-        )
-    )
+    parts, singles = _looked_into(measured, slots, location, sides, thresholds)
     maps = row_maps(left, measured, slots, location.cross, thresholds.match, parts)
     del measured  # some 60 bytes a row and slot, before the last state's come
     beside = tuple(measured_others(left, reference, sides, alignment, location))
@@ -123,6 +112,25 @@ def diff(
         ranks=replace(between, partial=partial),
     )
     return _finish(work, judging)
+
+
+def _looked_into(
+    measured: Sequence[MeasuredSlot],
+    slots: Sequence[SlotResult],
+    location: Location,
+    sides: Sides,
+    thresholds: Thresholds,
+) -> tuple[tuple[PartFacts, ...], tuple[SingleFacts, ...]]:
+    """The parts of every slot that differ, and its single rows. What a slot is as a whole is read once for both."""
+    parts: list[PartFacts] = []
+    singles: list[SingleFacts] = []
+    for slot, judged in zip(measured, slots, strict=True):
+        alike = judged.rel_l2.p50 <= judged.judged.noise_limit
+        wholes = () if alike else tuple(whole_slots(slot, location, sides, thresholds))
+        mine = fit_parts(slot, judged, wholes, location, sides, thresholds)
+        singles += fit_singles(slot, judged, mine, wholes, location, sides, thresholds)
+        parts += mine
+    return tuple(parts), tuple(singles)
 
 
 def measure_noise(one: Capture, two: Capture, of: Capture | None = None) -> Noise:

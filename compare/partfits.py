@@ -52,13 +52,18 @@ class Beside:
 
 
 def fit_parts(
-    measured: MeasuredSlot, judged: SlotResult, location: Location, sides: Sides, thresholds: Thresholds
+    measured: MeasuredSlot,
+    judged: SlotResult,
+    wholes: Sequence[WholeSlot],
+    location: Location,
+    sides: Sides,
+    thresholds: Thresholds,
 ) -> tuple[PartFacts, ...]:
-    """The facts about every part of one slot."""
+    """The facts about every part of one slot. wholes: ``whole_slots`` of one that differs as a whole."""
     if measured.index < 0:
         return ()
     if not judged.parts and judged.rel_l2.p50 > judged.judged.noise_limit:
-        return tuple(_own_parts(measured, location, sides, thresholds))
+        return tuple(_own_parts(wholes, thresholds))
     if not judged.parts:
         return ()
     found = find_parts(
@@ -68,11 +73,9 @@ def fit_parts(
     return tuple(_fit(measured, one, beside, thresholds) for one in found)
 
 
-def _own_parts(
-    measured: MeasuredSlot, location: Location, sides: Sides, thresholds: Thresholds
-) -> Iterator[PartFacts]:
+def _own_parts(wholes: Sequence[WholeSlot], thresholds: Thresholds) -> Iterator[PartFacts]:
     """Parts of a slot that is another state than it should be: against that state, and not the other side's slot."""
-    for own in whole_slots(measured, location, sides, thresholds):
+    for own in wholes:
         looked = part_rows(own.measured.measures, own.measured.ids, thresholds)
         alone = replace(
             looked, odd=np.zeros(len(looked.odd), np.bool_)

@@ -18,7 +18,7 @@ from drafttrace.compare.judge import limits_of
 from drafttrace.compare.measure import Bools, Doubles
 from drafttrace.compare.measured import MeasuredSlot
 from drafttrace.compare.part_sides import odd_side
-from drafttrace.compare.partfits import whole_slots
+from drafttrace.compare.partfits import WholeSlot
 from drafttrace.compare.repeats import relative_distances
 from drafttrace.compare.result import SlotResult
 from drafttrace.compare.sample import Stream, spread
@@ -38,17 +38,19 @@ def fit_singles(
     measured: MeasuredSlot,
     judged: SlotResult,
     parts: Sequence[PartFacts],
+    wholes: Sequence[WholeSlot],
     location: Location,
     sides: Sides,
     thresholds: Thresholds,
 ) -> tuple[SingleFacts, ...]:
-    """The rows of one slot that differ, and are no part of it that is looked at as a whole."""
+    """The rows of one slot that differ, and are no part of it that is looked at as a whole. wholes: ``whole_slots`` of one
+    that differs as a whole."""
     known = [int(p) for part in parts if _stands(part) for p in part.positions]
     if judged.rel_l2.p50 <= judged.judged.noise_limit:
         limits = limits_of(judged, thresholds)
         return tuple(_singles(measured, limits, known, location.atlas_streams, sides, thresholds, None))
     found: list[SingleFacts] = []
-    for own in whole_slots(measured, location, sides, thresholds):
+    for own in wholes:
         found += _singles(own.measured, own.limits, known, own.beside.atlas, None, thresholds, own)
     return tuple(found)
 

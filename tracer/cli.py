@@ -143,7 +143,7 @@ def main() -> None:
         with interrupts.certain():
             _run()
     except KeyboardInterrupt:  # while that begins or ends
-        sys.exit(interrupts.EXIT_CODE)
+        interrupts.end()
 
 
 def _run() -> None:

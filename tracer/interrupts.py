@@ -82,6 +82,13 @@ def take() -> None:
     _asked = False
 
 
+def end() -> NoReturn:
+    """End the command for a Ctrl-C that came beside :func:`certain`; none of it comes again after that."""
+    take()
+    _give_alarm_back()
+    sys.exit(EXIT_CODE)
+
+
 def raise_lost() -> None:
     """Where Ctrl-C came and something else is about to be told in its place, end with it."""
     if _asked:

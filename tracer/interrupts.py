@@ -83,8 +83,10 @@ def take() -> None:
 
 
 def end() -> NoReturn:
-    """End the command for a Ctrl-C that came beside :func:`certain`; none of it comes again after that."""
+    """End the command for a Ctrl-C that came while :func:`certain` began or ended; none of it comes again after that."""
     take()
+    if signal.getsignal(signal.SIGINT) is _raise:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     _give_alarm_back()
     sys.exit(EXIT_CODE)
 

@@ -116,6 +116,10 @@ INLINE float e4m3_value(uint32_t b) {
 #undef LEVEL
 #undef TARGET
 
+/* Bytes of a row to ask for ahead where its values stay in registers. Intel's cores stand still without it, by a factor of
+ * two; Zen 4 asks by itself, and is slower where it is told to (bench/NOTES.md). */
+static int64_t bytes_ahead(void) { return __builtin_cpu_is("intel") ? AHEAD : 0; }
+
 /* The same with a look-up of 64 bytes in tables of 128: fp8 values. */
 #define LEVEL vbmi
 #define TARGET __attribute__((target(WIDE ",avx512vbmi")))

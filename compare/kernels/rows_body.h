@@ -354,6 +354,7 @@ typedef struct {
     uint32_t *few;
 #if defined(TABLES)
     FN(Table) tables[2]; /* of e4m3 and of e5m2 */
+    int64_t ahead;       /* bytes of fp8 rows that are asked for ahead */
 #endif
 } FN(Room);
 
@@ -368,6 +369,7 @@ static int FN(take)(FN(Room) *room, const Job *job) {
 #if defined(TABLES)
     FN(fill)(&room->tables[0], FP8_E4M3);
     FN(fill)(&room->tables[1], FP8_E5M2);
+    room->ahead = bytes_ahead();
 #endif
     room->steps = malloc(n * 4); room->x = malloc(n * 4); room->y = malloc(n * 4); room->doubles = malloc(n * 8);
     room->upper = malloc(n * 2); room->few = malloc(n * 4 + 4);
@@ -469,7 +471,7 @@ TARGET static void FN(row_sums)(const Job *job, const char *x, const char *y, fl
 #endif
 #if defined(TABLES)
         else if (most == DIRECT && (f == FP8_E4M3 || f == FP8_E5M2))
-            FN(fp8_sums)(&room->tables[f == FP8_E5M2], &room->tables[g == FP8_E5M2], p, q, n, sums);
+            FN(fp8_sums)(&room->tables[f == FP8_E5M2], &room->tables[g == FP8_E5M2], p, q, n, room->ahead, sums);
 #endif
         else FN(chunk_sums)(job, p, q, n, sx, sy, room, sums);
     }

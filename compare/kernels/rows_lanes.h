@@ -90,13 +90,15 @@ INLINE TARGET void FN(look_up)(const FN(Held) *held, __m512i codes, __m512i *fir
     *second = _mm512_unpackhi_epi8(low, high);
 }
 
-/* n fp8 values of each side, 64 at a time. */
-TARGET static void FN(fp8_sums)(const FN(Table) *left, const FN(Table) *right, const char *x, const char *y, int64_t n, FN(Sums) *sums) {
+/* n fp8 values of each side, 64 at a time. ahead: bytes that are asked for ahead. */
+TARGET static void FN(fp8_sums)(const FN(Table) *left, const FN(Table) *right, const char *x, const char *y, int64_t n, int64_t ahead, FN(Sums) *sums) {
     const FN(Held) held_x = FN(hold)(left), held_y = FN(hold)(right);
     FN(Lanes) a = FN(no_lanes)(), b = FN(no_lanes)(), c = FN(no_lanes)(), d = FN(no_lanes)();
     __m512i x0, x1, y0, y1;
     int64_t i = 0;
     for (; i + 64 <= n; i += 64) {
+        _mm_prefetch(x + i + ahead, _MM_HINT_T0);
+        _mm_prefetch(y + i + ahead, _MM_HINT_T0);
         FN(look_up)(&held_x, _mm512_loadu_si512(x + i), &x0, &x1);
         FN(look_up)(&held_y, _mm512_loadu_si512(y + i), &y0, &y1);
         FN(add_words)(&a, &b, x0, y0);

@@ -1,13 +1,13 @@
 """What the recorder costs, as ratios measured in one run on one machine.
 
-    python bench/recorder.py [--pair tiny-llama] [--pair smol] [--blocks 16] [--starts 2] [--json FILE]
+    python bench/recorder.py [--pair tiny-llama] [--pair smol] [--blocks 16] [--starts 4] [--json FILE]
 
-Two real servers stand side by side, one without the plugin and one with it. They are asked in turn, one short crowd of
+Three real servers stand side by side, one with the plugin and two without it. They are asked in turn, one short crowd of
 eight requests after the other, so that whatever else the machine does hits all of them: a block is one crowd of each
-kind, and its order changes from block to block. Every ratio is the median over the blocks, once by the clock and once by
+kind, in an order of its own. Every ratio is the median over the blocks, once by the clock and once by
 the processor time of all processes of the server, which a busy machine disturbs less. Two servers that do the same can
-differ by a few percent for as long as they live; ``--starts`` starts them anew. Exit code 1 where a ratio is worse
-than its limit.
+differ by a few percent for as long as they live: ``--starts`` starts them anew, and the two without the plugin are held
+against each other as well, which tells what the other ratios are worth. Exit code 1 where a ratio is worse than its limit.
 
 ``smol`` is SmolLM2-135M, whose rounds take as long as real ones (``python -m pairs.smol.fetch``; left out where it was
 not fetched). ``tiny-llama`` has rounds of a few milliseconds: nothing is harder for a recorder.
@@ -19,6 +19,7 @@ import argparse
 import itertools
 import json
 import os
+import random
 import statistics
 import sys
 import tempfile
@@ -26,7 +27,7 @@ import threading
 import time
 import uuid
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,13 @@ CLIENTS = 8
 TOKENS = {"smol": 16}  # of every request; 48 for the pairs that take milliseconds for a round
 MIB = 1 << 20
 _CROWDS = itertools.count()
-NONE, IDLE, TRACED, HIDDEN = "no plugin", "nothing traced", "one of eight traced", "return_hidden_states"
+NONE, TWIN, IDLE, TRACED, HIDDEN = KINDS = (
+    "no plugin",
+    "no plugin, its twin",
+    "nothing traced",
+    "one of eight traced",
+    "return_hidden_states",
+)
 
 
 @dataclass(frozen=True)
@@ -199,13 +206,13 @@ def writing(folder: Path) -> list[Figure]:
 def serving(pair: str, models: tuple[Path, Path], blocks: int, starts: int) -> list[Figure]:
     """What the plugin, a traced request and SGLang's own hidden states cost on one pair of models."""
     tokens = TOKENS.get(pair, 48)
-    found: list[dict[str, Run]] = []
+    found: list[list[dict[str, Run]]] = []
     memory, states = [], []
     for start in range(starts):
         with tempfile.TemporaryDirectory() as folder:
-            count = blocks // starts + (start < blocks % starts)
-            made = _one_start(Path(folder), models, tokens, count, swapped=bool(start % 2))
-        found += made.blocks
+            count = max(1, blocks // starts + (start < blocks % starts))
+            made = _one_start(Path(folder), models, tokens, count, start)
+        found.append(made.blocks)
         memory.append(made.memory)
         states += made.states
     complete = sum(state["state"] == "complete" for state in states)
@@ -214,10 +221,11 @@ def serving(pair: str, models: tuple[Path, Path], blocks: int, starts: int) -> l
     )
     grown = max(plugin - plain for plain, plugin in memory) / MIB
     return [
+        *_ratio(f"{pair}: two servers without plugin", found, NONE, TWIN, None),
         *_ratio(f"{pair}: plugin on, nothing traced / no plugin", found, NONE, IDLE, 0.99),
         *_ratio(f"{pair}: one of eight traced / none traced", found, IDLE, TRACED, 0.95),
         *_ratio(f"{pair}: return_hidden_states, one of eight / none", found, NONE, HIDDEN, None),
-        _trace_cost(pair, found, CLIENTS * tokens),
+        _trace_cost(pair, list(itertools.chain(*found)), CLIENTS * tokens),
         Figure(f"{pair}: memory of the scheduler, MiB more", grown, 200.0, False, detail),
         Figure(f"{pair}: traces that are complete", complete / max(1, len(states)), 1.0, True, ""),
     ]
@@ -232,30 +240,33 @@ class Start:
     states: list[dict[str, Any]]
 
 
-def _one_start(folder: Path, models: tuple[Path, Path], tokens: int, blocks: int, *, swapped: bool) -> Start:
+def _one_start(folder: Path, models: tuple[Path, Path], tokens: int, blocks: int, start: int) -> Start:
     extra = ["--enable-return-hidden-states"]
     args = cpu_args(*models, max_running_requests=CLIENTS, extra=extra)
     (folder / "traces").mkdir()
     same = {"PYTHONHASHSEED": "0"}  # one difference between the servers less
     on = {"DRAFTTRACE": "1", "DRAFTTRACE_DIR": str(folder / "traces")}
     plain = CpuServer(args, folder / "without.log", same, start_timeout=900)
+    twin = CpuServer(args, folder / "twin.log", same, start_timeout=900)
     plugin = CpuServer(args, folder / "with.log", same | on, start_timeout=900)
-    first, second = (plugin, plain) if swapped else (plain, plugin)
+    servers = [plain, twin, plugin]
     runs = {
         NONE: lambda number: crowd(plain, tokens, number, untraced()),
+        TWIN: lambda number: crowd(twin, tokens, number, untraced()),
         IDLE: lambda number: crowd(plugin, tokens, number, untraced()),
         TRACED: lambda number: crowd(plugin, tokens, number, traced(plugin)),
         HIDDEN: lambda number: crowd(plain, tokens, number, {**untraced(), "return_hidden_states": True}),
     }
-    kinds = list(runs)
-    with first, second:
+    with ExitStack() as stack:
+        for server in servers[start % 3 :] + servers[: start % 3]:
+            stack.enter_context(server)
         for number in range(2):  # warm up
-            for kind in kinds:
+            for kind in KINDS:
                 runs[kind](number)
         found = []
         for block in range(blocks):
-            order = kinds[block % 4 :] + kinds[: block % 4]
-            found.append({kind: runs[kind](2 + block) for kind in order[:: -1 if block // 4 % 2 else 1]})
+            order = random.Random(f"{start} {block}").sample(KINDS, len(KINDS))
+            found.append({kind: runs[kind](2 + block) for kind in order})
         return Start(found, (scheduler_memory(plain), scheduler_memory(plugin)), _finished(plugin))
 
 
@@ -269,12 +280,24 @@ def _finished(server: CpuServer) -> list[dict[str, Any]]:
         time.sleep(0.1)
 
 
-def _ratio(name: str, blocks: list[dict[str, Run]], left: str, right: str, limit: float | None) -> list[Figure]:
+def _ratio(
+    name: str, starts: list[list[dict[str, Run]]], left: str, right: str, limit: float | None
+) -> list[Figure]:
     """Speed of ``right`` as a share of that of ``left``: by the clock, and by processor time."""
     figures = []
     for what, field in (("the clock", "clock"), ("processor time", "processor")):
-        ratios = [getattr(block[left], field) / getattr(block[right], field) for block in blocks]
-        figures.append(Figure(f"{name}, by {what}", statistics.median(ratios), limit, True, _all(ratios)))
+        ratios = [[getattr(one[left], field) / getattr(one[right], field) for one in blocks] for blocks in starts]
+        every = list(itertools.chain(*ratios))
+        each = " ".join(f"{statistics.median(ones):.3f}" for ones in ratios)
+        figures.append(
+            Figure(
+                f"{name}, by {what}",
+                statistics.median(every),
+                limit,
+                True,
+                f"{_all(every)}; medians of the starts {each}",
+            )
+        )
     return figures
 
 
@@ -305,7 +328,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pair", action="append", choices=("tiny-llama", "tiny-kimi", "smol"))
     parser.add_argument("--blocks", type=int, default=16, help="runs of every kind for each pair of models")
-    parser.add_argument("--starts", type=int, default=2, help="how often both servers are started for them")
+    parser.add_argument("--starts", type=int, default=4, help="how often the servers are started for them")
     parser.add_argument("--no-writing", action="store_true", help="leave out the speed of the trace file")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()

@@ -146,7 +146,9 @@ def _cost() -> Iterator[str]:
     def shown(pair: str, name: str, form: str) -> str:
         figure = figures[f"{pair}: {name}"]
         runs = (
-            [float(value) for value in figure["detail"].removeprefix("runs ").split()] if "{low" in form else [0.0]
+            [float(value) for value in figure["detail"].removeprefix("runs ").split(";")[0].split()]
+            if "{low" in form
+            else [0.0]
         )
         return form.format(value=figure["value"], low=min(runs), high=max(runs))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -10,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from site_folder import python_path_with
 from sglang_cpu.server import CpuServer
 
 ROOT = Path(__file__).resolve().parents[1]
 # `drafttrace serve` as a user runs it; what follows are SGLang's arguments.
 DRAFTTRACE = [sys.executable, "-m", "drafttrace.tracer.cli"]
+QUICK_SITE = Path(__file__).parent / "quick_site"
 # A server of a tiny pair takes 1.5 GB: two at a time leave room for everything else on a 24 GB machine.
 SERVERS_AT_ONCE = 2
 
@@ -137,7 +140,10 @@ class ServerPool:
         launcher = None
         if serve is not None:
             launcher = [*DRAFTTRACE, "serve", "--trace-dir", str(trace_dir), *serve, "--"]
-        server = CpuServer(list(args), self._folder / f"server-{self._started}.log", env=env, launcher=launcher)
+        given = dict(env or {})
+        path = os.pathsep.join(filter(None, [given.get("PYTHONPATH", ""), python_path_with(QUICK_SITE)]))
+        log = self._folder / f"server-{self._started}.log"
+        server = CpuServer(list(args), log, env={**given, "PYTHONPATH": path}, launcher=launcher)
         self.used.append(server)
         server.start()
         traced = TracedServer(server, trace_dir)

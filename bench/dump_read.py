@@ -8,7 +8,8 @@ The raw bytes are read into one buffer of 16 MiB, which the processor's cache ho
 size, of which two take turns, as whoever looks at one block needs while the next one is read: large blocks are slower
 whoever reads them. The speed is held against both. The largest block is the largest that is read once for all slots: their
 rows are 128 MiB, and as many of the block before are still in somebody's hands. Larger ones are gathered stripe by
-stripe, at a quarter of the speed: more would not fit into 300 MB.
+stripe, for more would not fit into 300 MB: a quarter of the speed of the small buffer, and as fast as raw blocks of
+that size (0.20 s of the processor for 0.54 GB, either way): their memory is fresh, and no cache holds it.
 """
 
 from __future__ import annotations

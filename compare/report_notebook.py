@@ -36,11 +36,12 @@ def render(result: Result) -> str:
 
 def render_finding(finding: Finding) -> str:
     """One finding alone, with the numbers that it rests on."""
+    return f"<div>{cause(None, finding, finding.remedy)}{_evidence(finding)}</div>"
+
+
+def _evidence(finding: Finding) -> str:
     numbers = [(name, _value(value)) for name, value in finding.evidence.items()]
-    evidence = (
-        f"<details><summary>evidence</summary>{table(('what', 'value'), numbers)}</details>" if numbers else ""
-    )
-    return f"<div>{cause(None, finding, finding.remedy)}{evidence}</div>"
+    return f"<details><summary>evidence</summary>{table(('what', 'value'), numbers)}</details>" if numbers else ""
 
 
 def render_slot(slot: SlotResult) -> str:
@@ -48,6 +49,17 @@ def render_slot(slot: SlotResult) -> str:
     lines = (measure_line(slot), group_line(slot), worst_line(slot))
     told = "".join(f'<div style="{DIM}">{html.escape(line)}</div>' for line in lines if line is not None)
     return f"<div>{_slots((slot,))}{told}</div>"
+
+
+def render_findings(findings: Sequence[Finding]) -> str:
+    """All findings, as the report lists them."""
+    told = "".join(cause(place, one, one.remedy) + _evidence(one) for place, one in enumerate(findings, 1))
+    return f"<div>{told or 'no findings'}</div>"
+
+
+def render_slots(slots: Sequence[SlotResult]) -> str:
+    """All slots as one table."""
+    return f"<div>{_slots(slots) if slots else 'no slots'}</div>"
 
 
 def _value(value: Any) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from drafttrace.compare.listed import Findings, Slots
 from drafttrace.compare.plain import from_plain, to_plain
 from drafttrace.compare.thresholds import Thresholds
 from drafttrace.tracer.errors import UnknownFormat, UnreadableFile
@@ -345,6 +346,10 @@ class Result:
     configs: Mapping[str, Any] = field(default_factory=dict)
     schema: str = SCHEMA
     tool_version: str = ""
+
+    def __post_init__(self) -> None:
+        for name, listed in (("slots", Slots), ("others", Slots), ("findings", Findings)):
+            object.__setattr__(self, name, listed(getattr(self, name)))
 
     def __repr__(self) -> str:
         names = ", ".join(finding.id for finding in self.findings) or "no finding"

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from drafttrace.arguments import refuse_no_path, refuse_no_source, refuse_other
+from drafttrace.arguments import refuse_no_source, refuse_other
+from drafttrace.public import public
 from drafttrace.tracer.capture import Capture, Norm
 from drafttrace.tracer.errors import DrafttraceError
 from drafttrace.wirings import Wiring, wiring_of, wirings_of
@@ -31,6 +32,7 @@ PathLike = str | os.PathLike[str]
 Source = PathLike | Capture
 
 
+@public
 def open(
     path: PathLike,
     *,
@@ -66,7 +68,6 @@ def open(
     from drafttrace.tracer.layer_ids import parse_ids
     from drafttrace.tracer.open import open_capture
 
-    refuse_no_path(path, "path")
     refuse_other(last_norm, "last_norm", set(Norm))
     more = any(value is not None for value in (last, mask, boundaries))
     if (slots is None) is not (tokens is None) or (slots is None and more):
@@ -90,6 +91,7 @@ def open(
     )
 
 
+@public
 def diff(
     left: Source,
     reference: Source | None = None,
@@ -98,7 +100,7 @@ def diff(
     noise: Noise | tuple[Source, Source] | None = None,
     tokenizer: PathLike | None = None,
     target: PathLike | None = None,
-    expected: str | float | None = None,
+    expected: PathLike | float | None = None,
     others: PathLike | Sequence[PathLike] = (),
     rank_traces: PathLike | Sequence[PathLike] = (),
 ) -> Result:
@@ -125,9 +127,6 @@ def diff(
     from drafttrace.tracer.exchanged_sides import are_exchanged, told
     from drafttrace.tracer.open_two import refuse_itself
 
-    refuse_no_source(left, "left")
-    if reference is not None:
-        refuse_no_source(reference, "reference")
     request = _said_of(target)
     exchanged = reference is not None and are_exchanged(left, reference, request=request)
     if exchanged and reference is not None:
@@ -160,6 +159,7 @@ def diff(
     )
 
 
+@public
 def noise(one: Source, two: Source, *, of: Source | None = None) -> Noise:
     """The noise floor from two recordings of one prompt: relative L2 per slot, median and 99th percentile over rows.
 
@@ -172,6 +172,7 @@ def noise(one: Source, two: Source, *, of: Source | None = None) -> Noise:
     return measure_noise(_capture(one), _capture(two), of=judged)
 
 
+@public
 def measure(left: Source, reference: Source) -> RowTable:
     """Every paired row of every slot, measured: one table row per pair and slot.
 
@@ -180,11 +181,10 @@ def measure(left: Source, reference: Source) -> RowTable:
     """
     from drafttrace.row_table import of_captures
 
-    refuse_no_source(left, "left")
-    refuse_no_source(reference, "reference")
     return of_captures(*_two(left, reference))
 
 
+@public
 def rows(result: Result) -> RowTable:
     """The row measures that a result keeps for its plots: at most 2000 rows per slot, spread evenly, in six digits.
 
@@ -195,6 +195,7 @@ def rows(result: Result) -> RowTable:
     return of_result(result)
 
 
+@public
 def load(path: PathLike, *, thresholds: Mapping[str, float] | None = None) -> Result:
     """A result that ``drafttrace diff --json`` or ``result.save`` wrote; with thresholds, judged again by them.
 
@@ -207,6 +208,7 @@ def load(path: PathLike, *, thresholds: Mapping[str, float] | None = None) -> Re
     return result if not thresholds else rejudge(result, result.thresholds.replaced(_settings(thresholds)))
 
 
+@public
 def check(
     target: PathLike,
     draft: PathLike,
@@ -237,6 +239,7 @@ def check(
     )
 
 
+@public
 def replay(
     captures: Source | Sequence[Source],
     draft: PathLike,
@@ -275,6 +278,7 @@ def replay(
     )
 
 
+@public
 def record(
     out: PathLike,
     *,

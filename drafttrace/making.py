@@ -12,7 +12,8 @@ from typing import Literal
 
 import numpy as np
 
-from drafttrace.arguments import refuse_no_path, refuse_other
+from drafttrace.arguments import refuse_other
+from drafttrace.public import public
 from drafttrace.tracer.capture import Capture, Ints
 from drafttrace.tracer.errors import DrafttraceError
 from drafttrace.wirings import Wiring, wiring_of
@@ -21,6 +22,7 @@ PathLike = str | os.PathLike[str]
 Layout = Literal["trace", "safetensors", "specforge", "speculators-v1", "speculators"]
 
 
+@public
 def reference(
     source: PathLike | Capture | Sequence[int],
     out: PathLike,
@@ -50,7 +52,6 @@ def reference(
     from drafttrace.tracer.served_paths import folder_of
 
     refuse_other(dtype, "dtype", {"auto", *DTYPES})
-    refuse_no_path(out, "out")
     samples: Sequence[Ints]
     masks: Sequence[LossMask | None] | None = None
     numbers: Sequence[int] | None = None
@@ -80,6 +81,7 @@ def reference(
     return tuple(paths)
 
 
+@public
 def redact(
     trace: PathLike,
     out: PathLike,
@@ -103,12 +105,13 @@ def redact(
     return Path(out)
 
 
+@public
 def convert(
     source: PathLike,
     out: PathLike,
     to: Layout,
     *,
-    lose: Sequence[str] = (),
+    lose: str | Sequence[str] = (),
     mask_ones: bool = False,
     target: PathLike | None = None,
     force: bool = False,
@@ -127,7 +130,7 @@ def convert(
         os.fspath(source),
         Path(out),
         to,
-        lose=lose,
+        lose=[lose] if isinstance(lose, str) else lose,
         mask="ones" if mask_ones else None,
         target=None if target is None else Path(target),
         force=force,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from drafttrace.public import public
 from drafttrace.tracer.errors import DrafttraceError, NothingToCompare
 from drafttrace.tracer.report_file import is_stream
 
@@ -38,6 +39,7 @@ _LINES: dict[Measure, str] = {
 }
 
 
+@public
 def by_position(result: Result, measure: Measure = "cosine") -> Any:
     """One curve per slot over the token position; for ``norm`` two, the reference's dashed.
 
@@ -52,6 +54,7 @@ def by_position(result: Result, measure: Measure = "cosine") -> Any:
     return figure
 
 
+@public
 def heatmap(result: Result, which: Which = "slots", measure: Literal["cosine", "rel_l2"] = "rel_l2") -> Any:
     """Every state of the left side (rows) against every state of the reference, or every boundary of the sweep.
 
@@ -86,6 +89,7 @@ def form_of(path: Path) -> Form:
     )
 
 
+@public
 def overview(result: Result, form: Form = "png") -> bytes:
     """One picture of everything that there is to plot: the matrices, then cosine, relative L2 and norms.
 

@@ -104,9 +104,17 @@ class Store:
         self._used = (float("-inf"), 0)
         self._said: dict[str, dict[str, Any]] = {}
 
-    def create(self) -> None:
-        """Make the folder. Raises OSError where that is impossible."""
+    def create(self) -> bool:
+        """Make the folder; whether there was none. Raises OSError where that is impossible."""
+        is_new = not self.directory.exists()
         self.status_directory.mkdir(parents=True, exist_ok=True)
+        return is_new
+
+    def remove_empty(self) -> None:
+        """Take the folder away again where nothing was ever written into it: the server did not come up."""
+        with contextlib.suppress(OSError):
+            self.status_directory.rmdir()
+            self.directory.rmdir()
 
     def request_path(self, trace_id: str) -> Path:
         return self.directory / f"{_checked(trace_id)}.request.json"

@@ -15,7 +15,7 @@ from drafttrace.tracer import interrupts, log
 from drafttrace.tracer.commands.common import Verbose, examples, flowing
 from drafttrace.tracer.errors import DrafttraceError
 from drafttrace.tracer.plain_options import command_of
-from drafttrace.tracer.terminal import prepare_streams
+from drafttrace.tracer.terminal import OutputLost, check_output, prepare_streams
 from drafttrace.tracer.usage_errors import asks_for_help, is_usage_error, keep_values, sentence_of
 
 # Every command is the module of that name in tracer/commands. The order in which help shows them; that of the panels
@@ -156,6 +156,14 @@ def _run() -> None:
     try:
         command = keep_values(command_of(globals().get("app") or build(names)))
         code = (_offering(command) if _completes() else command)(standalone_mode=False)
+        check_output()
+    except OutputLost as error:  # nothing is wrong here, so a traceback would show nothing
+        interrupts.raise_lost()
+        print(
+            f"drafttrace: Standard output cannot be written ({error.strerror}); make room, or send it elsewhere.",
+            file=sys.stderr,
+        )
+        sys.exit(2)
     except DrafttraceError as error:
         _fail(str(error))
     except OSError as error:  # a full disk, a name too long, a network folder that went away

@@ -27,15 +27,19 @@ def prefill_remedy(
 
 
 def passes_left_out(left: Mapping[int, LaterRows], total: int) -> Iterator[str]:
-    """The passes that were left out of ``total`` samples, as the answer says it: decode steps, and those of several rows.
+    """The passes that were left out of ``total`` samples, as the answer says it: decode steps, verify passes, and others.
 
     left: by the number of the sample.
     """
-    steps = [number for number, error in left.items() if error.rows == 1]
-    others = [number for number, error in left.items() if error.rows > 1]
+    verified = [number for number, error in left.items() if error.drafted]
+    steps = [number for number, error in left.items() if error.rows == 1 and not error.drafted]
+    others = [number for number, error in left.items() if error.rows > 1 and not error.drafted]
     if steps:
         what = "one row, as a decode step has" if len(steps) == 1 else "one row each, as decode steps have"
         yield f"{len(steps)} of {total} samples: {what} ({_ranges(steps)})"
+    if verified:
+        what = "a verify pass" if len(verified) == 1 else "verify passes"
+        yield f"{len(verified)} of {total} samples: {what}, whose rows are of drafted tokens ({_ranges(verified)})"
     if others:
         what = "rows from a later token on, as after a prefix-cache hit"
         yield f"{len(others)} of {total} samples: {what} ({_ranges(others)})"

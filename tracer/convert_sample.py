@@ -23,12 +23,14 @@ BLOCK = 256
 class LaterRows(DrafttraceError):
     """A dump of one forward pass whose rows begin after token 0: a decode step, or the rest after a cached prefix.
 
-    what: the sentence without its remedy. first: the position of its first row. rows: how many it has.
+    what: the sentence without its remedy. first: the position of its first row. rows: how many are of the text.
+    drafted: how many besides are of drafted tokens, in a verify pass.
     """
 
     what = ""
     first = 0
     rows = 0
+    drafted = 0
 
 
 @dataclass
@@ -128,7 +130,13 @@ def one_row_per_token(
 
 
 def _later_rows(capture: Capture, first: int, last: int) -> LaterRows:
-    if first == last:
+    drafted = int(((capture.table.phase == Phase.VERIFY) & (capture.table.accepted == Accepted.UNKNOWN)).sum())
+    if drafted:
+        rows = "1 row" if drafted == 1 else f"{drafted} rows"
+        what = (
+            f"a verify pass: the row of token {first}, and {rows} of drafted tokens, which may have been rejected"
+        )
+    elif first == last:
         what = f"one row, of token {first}, as a decode step has: the rows before it are in earlier passes"
     else:
         what = (
@@ -136,7 +144,7 @@ def _later_rows(capture: Capture, first: int, last: int) -> LaterRows:
         )
     what = f"'{capture.path}' holds {what}, and a training dump needs a row for every token"
     error = LaterRows(f"{what}; convert the prefill of the request, or record it again with a cold cache.")
-    error.what, error.first, error.rows = what, first, last - first + 1
+    error.what, error.first, error.rows, error.drafted = what, first, last - first + 1, drafted
     return error
 
 

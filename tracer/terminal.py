@@ -45,29 +45,54 @@ def wants_ascii(environment: Mapping[str, str]) -> bool:
     return environment.get("LANG") in plain and environment.get("LC_CTYPE", "C.UTF-8") in {*plain, "", "C.UTF-8"}
 
 
+class OutputLost(OSError):
+    """Standard output takes nothing more: its disk is full, or its terminal gone."""
+
+
 class _Lasting(io.FileIO):
     """Standard output that outlives its reader: once `head` has gone, the rest goes nowhere.
 
-    The exit code tells what was found, so it must not depend on whether somebody read to the end.
+    The exit code tells what was found, so it must not depend on whether somebody read to the end. A full disk is another
+    thing: what was to be kept is lost, and is said once. Of standard error nothing can be said any more.
     """
 
     left = False
+    lost: OutputLost | None = None
 
     def write(self, data: Any) -> int:
+        if not data:  # click asks so whether a stream takes bytes, and passes over the answer
+            return 0
         try:
             return super().write(data)
         except BrokenPipeError:
             self.left = True
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self.fileno())
-            os.close(nowhere)
+            self._go_nowhere()
             return len(data)
+        except OSError as error:
+            self._go_nowhere()
+            if self.fileno() == 2:
+                return len(data)
+            self.lost = OutputLost(error.errno, error.strerror)
+            raise self.lost from None
+
+    def _go_nowhere(self) -> None:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self.fileno())
+        os.close(nowhere)
 
 
 def reader_left() -> bool:
     """Whether the reader of standard output went away: what runs until it is stopped should end then."""
     raw = _raw(sys.stdout)
     return isinstance(raw, _Lasting) and raw.left
+
+
+def check_output() -> None:
+    """Raise OutputLost where standard output was, also where a library passed over that."""
+    sys.stdout.flush()
+    raw = _raw(sys.stdout)
+    if isinstance(raw, _Lasting) and raw.lost is not None:
+        raise raw.lost
 
 
 def _raw(stream: Any) -> Any:

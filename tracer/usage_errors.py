@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 # Commands, options and errors are typer's own or, in its older versions, click's: neither has types that fit both.
@@ -100,8 +100,18 @@ def _name(context: Context) -> str:
 
 
 def _unknown_option(error: Any, context: Context) -> str:
-    near = list(error.possibilities or ())
+    near = near_options(error.option_name, [name for one in context.command.params for name in one.opts])
     return f"'{error.option_name}' is no option of '{_name(context)}'; {_instead(near, _name(context))}."
+
+
+def near_options(typed: str, options: Iterable[str]) -> list[str]:
+    """The options that ``typed`` may be a slip of, nearest first; the dashes, which all have, make none alike."""
+    bare = {name.lstrip("-"): name for name in options if name.startswith("--")}
+    return [bare[name] for name in difflib.get_close_matches(typed.lstrip("-"), bare, 2, _ALIKE)]
+
+
+# Of a slip of a letter or two; "foo" and "format" are not alike.
+_ALIKE = 0.7
 
 
 def _unknown_command(word: str, context: Context) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import collections
 import importlib.metadata
 import logging
@@ -35,7 +36,9 @@ def install(environment: Mapping[str, str]) -> None:
     settings: Settings | None = None
     try:
         settings = Settings.from_environment(environment)
-        Store(settings.directory).create()
+        store = Store(settings.directory)
+        if store.create() and multiprocessing.parent_process() is None:
+            atexit.register(store.remove_empty)
     except BadSetting as error:
         reason = reason or str(error)
     except OSError as error:

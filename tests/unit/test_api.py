@@ -125,6 +125,23 @@ def test_a_finding_and_a_slot_show_themselves(result: drafttrace.Result) -> None
         assert "<script" not in page and "<style" not in page and "class=" not in page and len(page) < 20_000
 
 
+def test_findings_and_slots_are_tables_as_the_last_line_of_a_cell(
+    result: drafttrace.Result, tmp_path: Path
+) -> None:
+    """They were tuples, whose items a notebook shows by their repr."""
+    result.save(tmp_path / "r.json")
+    for shown in (result, drafttrace.load(tmp_path / "r.json")):
+        findings, slots = shown.findings, shown.slots
+        assert isinstance(findings, tuple) and findings == tuple(findings) and slots == tuple(slots)
+        page = findings._repr_html_()  # type: ignore[attr-defined]
+        assert all(f"<code>{one.id}</code>" in page for one in findings) and page.count("<details>") == len(
+            findings
+        )
+        assert slots._repr_html_().count("<tr>") == 1 + len(slots)  # type: ignore[attr-defined]
+        assert type(shown.others)(())._repr_html_() == "<div>no slots</div>"  # type: ignore[attr-defined]
+        assert type(findings)(())._repr_html_() == "<div>no findings</div>"  # type: ignore[attr-defined]
+
+
 def test_notebook_html_escapes_what_strangers_wrote(result: drafttrace.Result) -> None:
     from dataclasses import replace
 
@@ -393,7 +410,7 @@ def test_a_reference_is_made_from_a_notebook(kind: str, tmp_path: Path) -> None:
 
 def test_a_reference_wants_tokens_and_a_target(tmp_path: Path) -> None:
     target = ROOT / "pairs/tiny-kimi/target"
-    with pytest.raises(drafttrace.DrafttraceError, match="holds no token ids; give a path"):
+    with pytest.raises(drafttrace.DrafttraceError, match="is no whole number; give an int"):
         drafttrace.reference([1, "two"], tmp_path / "r.safetensors", target=target)  # type: ignore[list-item]
     with pytest.raises(drafttrace.DrafttraceError, match="No file names the target"):
         drafttrace.reference([1, 2], tmp_path / "r.safetensors")

@@ -45,7 +45,7 @@ def test_names_and_ids_may_be_one_text_as_the_commands_take_them(tmp_path: Path)
 def test_a_replay_of_no_steps_is_refused(steps: int) -> None:
     """steps=0 ran with the default, and nothing said so."""
     pair = ROOT / "pairs/tiny-kimi"
-    with pytest.raises(drafttrace.DrafttraceError, match=f"--steps {steps} is outside 1.."):
+    with pytest.raises(drafttrace.DrafttraceError, match=f"^steps={steps} is outside 1.."):
         drafttrace.replay(DUMP, pair / "draft", pair / "target", steps=steps)
 
 
@@ -90,7 +90,7 @@ def test_what_a_command_takes_python_takes(name: str) -> None:
         (lambda: drafttrace.diff(None, DUMP), "left None"),  # type: ignore[arg-type]
         (lambda: drafttrace.diff(DUMP, 3), "reference 3"),  # type: ignore[arg-type]
         (lambda: drafttrace.measure(None, DUMP), "left None"),  # type: ignore[arg-type]
-        (lambda: drafttrace.noise(None, DUMP), "source None"),  # type: ignore[arg-type]
+        (lambda: drafttrace.noise(None, DUMP), "one None"),  # type: ignore[arg-type]
         (lambda: drafttrace.open(b"trace.h5"), "path b'trace.h5'"),  # type: ignore[arg-type]
         (lambda: drafttrace.open(DUMP, last_norm="foo"), "last_norm 'foo'"),
     ],
@@ -99,6 +99,64 @@ def test_a_wrong_argument_is_no_raw_exception(call: Callable[[], object], said: 
     """KeyError, AttributeError and TypeError escaped; last_norm='foo' was passed over."""
     with pytest.raises(drafttrace.DrafttraceError, match=re.escape(said)):
         call()
+
+
+def _everything() -> dict[str, Callable[..., object]]:
+    names = [name for name in drafttrace.__all__ if inspect.isfunction(getattr(drafttrace, name))]
+    return {name: getattr(drafttrace, name) for name in names}
+
+
+@pytest.mark.parametrize(("name", "function"), _everything().items())
+def test_no_argument_of_a_wrong_type_is_a_raw_exception(name: str, function: Callable[..., object]) -> None:
+    """check, redact, convert and load let TypeError and AttributeError out; hash_weights="no" was yes."""
+    parameters = inspect.signature(function).parameters
+    assert parameters
+    needed = {key: "x" for key, one in parameters.items() if one.default is one.empty}
+    its_own = {"to", "dtype", "noise"} | ({"boundaries"} if name == "reference" else set())  # of certain words
+    for key in set(parameters) - its_own:
+        with pytest.raises(drafttrace.DrafttraceError, match=rf"{key} <object .* is no .*; give "):
+            function(**{**needed, key: object()})
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: drafttrace.open(DUMP, hidden_size=0), "hidden_size is 0"),
+        (lambda: drafttrace.open(DUMP, layer_ids=[1]), "with layer_ids."),
+        (lambda: drafttrace.convert(DUMP, KIMI / "fixed.h5", "trace"), "or force=True to replace it."),
+        (lambda: drafttrace.convert(KIMI / "fixed.h5", "x.pt", "specforge"), "give it up with lose=['recording']."),
+        (lambda: drafttrace.reference(DUMP, "x.safetensors"), "with target."),
+        (lambda: drafttrace.check("t", "d", trained=[1.5]), "The trained [1.5] is no wiring"),
+        (
+            lambda: drafttrace.record("x.h5", input_ids=[1, "2"]),
+            "The input_ids[1] '2' is no whole number; give an int.",
+        ),
+    ],
+)
+def test_errors_name_parameters_and_not_options(call: Callable[[], object], said: str) -> None:
+    """'--hidden-size is 0', said to a notebook."""
+    with pytest.raises(drafttrace.DrafttraceError) as caught:
+        call()
+    assert said in str(caught.value)
+
+
+def test_what_an_option_is_in_python() -> None:
+    from drafttrace.python_words import in_python
+
+    def told(sentence: str, function: Callable[..., object]) -> str:
+        return in_python(sentence, inspect.signature(function))
+
+    assert told("give --target DIR or --hidden-size H.", drafttrace.diff) == (
+        "give target=DIR or hidden_size=H of drafttrace.open."
+    )
+    assert told("give it up with --lose layer-ids, or --mask-ones.", drafttrace.convert) == (
+        "give it up with lose=['layer-ids'], or mask_ones=True."
+    )
+    kept = "run drafttrace reference --target DIR; see '--target' and the server's --speculative-num-steps."
+    assert told(kept, drafttrace.diff) == kept
+    assert told("write --layer-ids B3,B31,B59 and --threshold.", drafttrace.diff) == (
+        "write layer_ids='B3,B31,B59' of drafttrace.open and thresholds."
+    )
 
 
 def test_what_dir_names_is_there_to_be_used() -> None:

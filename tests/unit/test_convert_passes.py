@@ -101,6 +101,21 @@ def test_passes_after_a_cached_prefix_are_told_from_decode_steps(tmp_path: Path)
     )
 
 
+def test_a_verify_pass_is_told_as_one_and_not_as_a_decode_step(tmp_path: Path) -> None:
+    """'one row, as a decode step has', said of passes of six rows: all but the root of the tree are drafted tokens."""
+    folder = passes(tmp_path / "pass")
+    held = torch.load(next(folder.rglob("Pass00000.pt")), weights_only=True)
+    rows = {name: [part[:6] for part in v] if isinstance(v, list) else v[:6] for name, v in held.items()}
+    rows["model.forward_batch_info.positions"] = torch.tensor([13, 14, 14, 15, 15, 16])
+    rows["model.forward_batch_info.seq_lens"] = torch.tensor([13])
+    torch.save(rows, next(folder.rglob("Pass00001.pt")))
+    done = convert(str(folder), tmp_path / "out", "safetensors", lose=LOSE)
+    assert "1 of 3 samples: a verify pass, whose rows are of drafted tokens (#1)" in done.left_out
+    assert "1 of 3 samples: one row, as a decode step has (#2)" in done.left_out
+    with pytest.raises(DrafttraceError, match="verify pass: the row of token 13, and 5 rows of drafted tokens"):
+        convert(str(folder), tmp_path / "other", "safetensors", lose=["last-state"])
+
+
 def test_decode_steps_alone_are_nothing_to_convert(tmp_path: Path) -> None:
     folder = passes(tmp_path / "pass")
     next(folder.rglob("Pass00000.pt")).unlink()

@@ -250,7 +250,8 @@ def test_a_verify_pass_is_as_many_requests_as_it_has_lengths(
             f"a verify pass at position {root}: {len(depths) - 1} of its {len(depths)} rows are of drafted tokens"
         )
         assert any(note.startswith(said) for note in capture.notes)
-    with pytest.raises(DrafttraceError, match=r"holds one row, of token 7, as a decode step has"):
+    said = rf"holds a verify pass: the row of token 7, and {len(depths) - 1} rows of drafted tokens"
+    with pytest.raises(DrafttraceError, match=said):
         convert(f"{path}#0", tmp_path / "x.safetensors", to="safetensors", lose=["first-token"])
 
 

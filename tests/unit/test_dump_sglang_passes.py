@@ -387,5 +387,5 @@ def test_a_pass_without_slots_is_not_compared_with_slots(tmp_path: Path) -> None
     ours, theirs = open_two(dump, some, request=Request(layer_ids=(2, 4, 5), numbering="B"))
     assert diff(ours, theirs).verdict == "match"
     named = open_capture(dump, request=Request(layer_ids=(2, 4, 5), numbering="B"))
-    with pytest.raises(DrafttraceError, match=r"--layer-ids B2,B4,B5\.$"):
+    with pytest.raises(DrafttraceError, match=r"layer_ids='B2,B4,B5' of drafttrace\.open\.$"):
         drafttrace.diff(named, some)

@@ -122,3 +122,15 @@ def test_only_the_living_are_asked(store: Store) -> None:
     assert [status["role"] for status in store.statuses()] == ["scheduler"]
     store.forget_the_dead()
     assert [path.name for path in store.status_directory.iterdir()] == ["me.json"]
+
+
+def test_a_folder_that_nothing_came_into_is_taken_away_again(tmp_path: Path) -> None:
+    """A server that failed to start left an empty trace folder behind."""
+    store = Store(tmp_path / "traces")
+    assert store.create() and not store.create()
+    store.remove_empty()
+    assert not store.directory.exists()
+    assert store.create()
+    store.write_status("http", {})
+    store.remove_empty()
+    assert len(store.statuses()) == 1

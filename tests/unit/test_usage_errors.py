@@ -24,12 +24,12 @@ def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *a
     [
         (
             ("diff", "--jsn", "x"),
-            "'--jsn' is no option of 'drafttrace diff'; give --json or --png, or look at 'drafttrace diff --help'.",
+            "'--jsn' is no option of 'drafttrace diff'; give --json, or look at 'drafttrace diff --help'.",
         ),
         (("diff", "-z"), "'-z' is no option of 'drafttrace diff'; look at 'drafttrace diff --help'."),
         (
             ("--versoin",),
-            "'--versoin' is no option of 'drafttrace'; give --version or --verbose, or look at 'drafttrace --help'.",
+            "'--versoin' is no option of 'drafttrace'; give --version, or look at 'drafttrace --help'.",
         ),
         (("dif", "a"), "'dif' is no command of drafttrace; give diff, or look at 'drafttrace --help'."),
         (

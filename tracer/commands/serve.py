@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
+import contextlib
 import importlib.util
 import os
 import shlex
@@ -18,6 +18,7 @@ from drafttrace.tracer.boundary import parse_wiring
 from drafttrace.tracer.commands.common import SERVER, Verbose, examples
 from drafttrace.tracer.commands.wirings import boundaries_of
 from drafttrace.tracer.errors import DrafttraceError, OutputExists, ServerProblem
+from drafttrace.tracer.usage_errors import near_options
 
 MIB = 1 << 20
 
@@ -105,11 +106,27 @@ def _refuse_mixed(arguments: list[str], line: list[str], own: list[str]) -> None
     strays = arguments[: len(arguments) - len(theirs)]
     if strays:
         name = strays[0].split("=", 1)[0]
-        near = difflib.get_close_matches(name, own, 1)
+        near = near_options(name, own)
         raise DrafttraceError(
             f"'{name}' before '--' is no option of 'drafttrace serve'; write it after '--' if it is SGLang's, as in "
             f"'drafttrace serve -- {shlex.join([*theirs, *strays])}'{f', or give {near[0]}' if near else ''}."
         )
+
+
+def _refuse_impossible(trace_dir: Path) -> None:
+    """Raise OutputExists where the trace folder cannot be made. The plugin makes it: a server that does not come as far as
+    that leaves no empty folder."""
+    new = [place for place in (trace_dir, *trace_dir.parents) if not place.exists()]
+    try:
+        trace_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputExists(
+            f"The trace folder '{trace_dir}' cannot be made ({error.strerror}); give another --trace-dir."
+        ) from None
+    finally:
+        for place in new:
+            with contextlib.suppress(OSError):  # not made, or in use meanwhile
+                place.rmdir()
 
 
 def serve(
@@ -146,12 +163,7 @@ def serve(
         raise DrafttraceError("There are no SGLang arguments; write them after '--', at least --model-path.")
     _refuse_mixed(context.args, sys.argv, [name for one in context.command.params for name in one.opts])
     asked = _normal_wiring(wiring, context.args)
-    try:
-        trace_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputExists(
-            f"The trace folder '{trace_dir}' cannot be made ({error.strerror}); give another --trace-dir."
-        ) from None
+    _refuse_impossible(trace_dir)
     options = ServeOptions(
         trace_dir=trace_dir.resolve(),
         token=token,

@@ -61,6 +61,37 @@ def mask_for(sample: Path, tokens: Ints) -> tuple[Ints | None, Path | None, str]
     return mask, folder, "" if where == expected else _told(where, expected) + said
 
 
+def other_columns(folder: Path) -> dict[str, str]:
+    """The columns of an Arrow table that are neither token ids nor mask nor length, with the type of those of numbers, and
+    "" for texts and the rest. Empty without pyarrow, and where no file can be read: :func:`mask_for` says that."""
+    try:
+        import pyarrow  # noqa: F401 - whether it is there
+
+        files = _arrow_files(folder)
+    except (ImportError, OSError):
+        return {}
+    batches = next((held for path in files if (held := _readable(path, {}))), [])
+    try:
+        return dict(_schema(batches[0])) if batches else {}
+    except (DrafttraceError, OSError, ValueError):  # pyarrow's errors are ValueErrors and OSErrors
+        return {}
+
+
+@lru_cache(maxsize=8)
+def _schema(batch: Batch) -> tuple[tuple[str, str], ...]:
+    types = [(str(field.name), str(field.type)) for field in batch.schema()]
+    return tuple(
+        (name, kind if _LISTS.fullmatch(kind) and name != "position_ids" else "")
+        for name, kind in types
+        if name not in _OWN_COLUMNS
+    )
+
+
+_OWN_COLUMNS = frozenset({"input_ids", "loss_mask", "seq_len", "attention_mask"})
+# Lists of numbers, lists of those included: what a trainer reads beside the tokens.
+_LISTS = re.compile(r"(?:\w*list<\w+: )+(?:u?int\d+|float|double|halffloat|bool)(?: not null)?(?:>(?:\[\d+\])?)+")
+
+
 def _told(where: int, expected: int) -> str:
     """That the row of a sample is not the one with its number."""
     if where >= _UNCOUNTED:

@@ -41,6 +41,13 @@ class Batch:
         parts = [self.file.text(begin, end - begin) for begin, end in (*self.prefix, (self.begin, self.end))]
         return pa.ipc.open_stream(pa.py_buffer(b"".join(parts))).read_next_batch()
 
+    def schema(self) -> Any:
+        """Names and types of the columns. Raises pyarrow's errors for a damaged one."""
+        import pyarrow as pa
+
+        parts = [self.file.text(begin, end - begin) for begin, end in self.prefix[:1]]
+        return pa.ipc.open_stream(pa.py_buffer(b"".join(parts))).schema
+
 
 def batches_of(path: Path) -> list[Batch]:
     """The batches of a file in the streaming or the file format. Raises ValueError for a damaged one, UnreadableFile

@@ -13,6 +13,7 @@ import numpy as np
 
 from drafttrace.tracer.boundary import canonical_wiring, parse_wiring, wiring_name
 from drafttrace.tracer.capture import Capture, Ints, LastState, Norm, RowTable, Slot
+from drafttrace.tracer.dumps import mask_entries
 from drafttrace.tracer.dumps.document import Document
 from drafttrace.tracer.dumps.registry import Request
 from drafttrace.tracer.dumps.tensor import StoredRows, Tensor, Unreadable
@@ -199,7 +200,7 @@ def mask_of(value: Any, path: Path, name: str = "loss_mask") -> Ints | None:
     try:
         return flat.ints()
     except ValueError:
-        return (flat.floats() > 0).astype(np.int64)
+        return (mask_entries.finite(flat, name, path) > 0).astype(np.int64)
 
 
 def valid_length(tokens: Ints, mask: Ints | None, attention: Ints | None = None) -> int:
@@ -373,8 +374,8 @@ def capture(
         if count > len(tokens):
             tokens = np.concatenate([tokens, np.full(count - len(tokens), -1, np.int64)])
     mask: Ints | None = more.get("mask")
-    if mask is not None and len(mask) != len(tokens):
-        notes.append(f"the loss mask has {len(mask)} entries for {len(tokens)} tokens")
+    if mask is not None:
+        mask = more["mask"] = mask_entries.of_tokens(mask, len(tokens), document_path, notes)
     more.setdefault("valid_length", min(len(tokens), valid_length(tokens, mask)))
     about: Mapping[str, Any] = more.pop("about", {})
     return Capture(

@@ -96,7 +96,7 @@ class Collection:
                 f"{self.layout.id}; give one file, or move the others away."
             )
         capture = self.layout.read(document, ref.inner, request)
-        return replace(capture, unread=unread_of(document, ref.inner, capture))
+        return replace(capture, unread={**capture.unread, **unread_of(document, ref.inner, capture)})
 
     def refuse_strangers(self, request: Request) -> None:
         """Raise UnknownFormat naming the files of a folder that are of another format, for whoever reads all of them.

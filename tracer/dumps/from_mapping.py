@@ -19,14 +19,14 @@ import numpy as np
 from drafttrace.tracer.capture import Capture, LastState, Norm, Slot
 from drafttrace.tracer.dumps import build
 from drafttrace.tracer.dumps.document import Document
-from drafttrace.tracer.dumps.hdf5_file import read_hdf5
+from drafttrace.tracer.dumps.hdf5_file import field_names, read_hdf5
 from drafttrace.tracer.dumps.registry import FieldMap, Layout, Request, register
 from drafttrace.tracer.dumps.tensor import Tensor, Unreadable
+from drafttrace.tracer.dumps.unread_fields import ENTRY, path_of, unnamed
 from drafttrace.tracer.errors import DrafttraceError, UnreadableFile
 from drafttrace.tracer.rows import Rows
 
 _MOST_PATHS = 4096  # groups may be linked into each other
-_ENTRY = re.compile(r"(.*)\[(-?\d{1,6})\]$")
 
 
 def parse_fields(
@@ -101,7 +101,21 @@ def _read(document: Document, _inner: int, request: Request) -> Capture:
         mask=None if fields.mask is None else build.mask_of(_tensor(document, fields.mask), path, fields.mask),
         valid_length=len(tokens),
         notes=() if fields.tokens is not None else ("no tokens: their field was not named",),
+        unread=_unread(document, fields, request),
     )
+
+
+def _unread(document: Document, fields: FieldMap, request: Request) -> dict[str, str]:
+    """What the file holds besides the fields that were named; of HDF5 also what is no array of numbers, by name."""
+    if request.tokens_only or not isinstance(document.value, dict):
+        return {}
+    named = [name for name in (*fields.slots, fields.tokens, fields.last, fields.mask) if name is not None]
+    found = unnamed(document.value, named)
+    if document.container == "hdf5":
+        known = {path_of(name) for name in (*named, *found)}
+        known |= {entry[1] for name in known if (entry := ENTRY.match(name)) is not None}
+        found |= {name: "" for name in field_names(document.path) if name not in known and not name.endswith("/")}
+    return found
 
 
 def _boundaries(path: Path, request: Request) -> tuple[int, ...] | None:
@@ -190,7 +204,7 @@ def _from_numbers(value: list[Any]) -> Tensor | None:
 
 def _base(document: Document, name: str) -> str | None:
     """``x`` for ``x[3]``; None for a field that is called so, and for every other name."""
-    entry = _ENTRY.match(name)
+    entry = ENTRY.match(name)
     named_so = isinstance(document.value, dict) and name in document.value
     return entry[1] if entry is not None and not named_so else None
 

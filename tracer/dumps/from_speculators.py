@@ -19,7 +19,7 @@ from typing import Any
 from drafttrace.tracer.assumed_wiring import was_assumed
 from drafttrace.tracer.capture import Capture, Norm, Slot
 from drafttrace.tracer.dumps import build, state_fields
-from drafttrace.tracer.dumps.arrow_masks import mask_for
+from drafttrace.tracer.dumps.arrow_masks import mask_for, other_columns
 from drafttrace.tracer.dumps.build import ASSUMED, ENTRIES
 from drafttrace.tracer.dumps.document import Document
 from drafttrace.tracer.dumps.registry import Layout, Request, register
@@ -92,6 +92,7 @@ def _read_current(document: Document, layout: str, why: str, request: Request) -
         mask_offset=1,
         about={"arrow": str(arrow) if arrow is not None else None},
         notes=(*([note] if note else []), *_one_short(len(parts))),
+        unread=other_columns(arrow) if arrow is not None else {},
     )
 
 

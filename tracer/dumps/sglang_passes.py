@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from drafttrace.tracer.rows import Rows
 
 NEEDED = ("input_ids", "positions")
 LENGTHS = "seq_lens"
+_MOST_NAMED = 6
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,11 @@ class Batch:
     def is_verify(self) -> bool:
         """Whether the rows are drafted tokens, of which the pass finds out which are accepted."""
         return bool(self._trees)
+
+    @property
+    def fits_lengths(self) -> bool:
+        """Whether the lengths say which rows are of which request."""
+        return bool(_runs_of_lengths(self.positions[: _unpadded(self.tokens, self.positions)], self.lengths))
 
     @functools.cached_property
     def _trees(self) -> list[tuple[int, int]]:
@@ -139,6 +145,8 @@ def pass_capture(
     if found.last is not None:
         last = build.last_state("norm", part(found.last, "norm"), Norm.POST, "the output of the final norm")
     tokens, positions = batch.tokens[start:stop], batch.positions[start:stop]
+    if len(tokens) > 1 and positions[0] > 0 and not batch.is_verify and not batch.fits_lengths:
+        notes.append(f"without fitting {LENGTHS} nobody knows whether these are drafted tokens of a verify pass")
     made = build.capture(
         path, layout, why, tokens, slots,
         last=last, boundaries=boundaries, valid_length=len(tokens), notes=tuple(notes),
@@ -205,4 +213,41 @@ def batch_of(path: Path, found: Mapping[str, Tensor | None], what: str) -> Batch
         told = None if lengths is None else build.token_ids(lengths, LENGTHS, path)
     except UnreadableFile:  # the positions tell the requests, too, of all but rare passes
         told = None
-    return Batch(tokens, positions, told)
+    batch = Batch(tokens, positions, told)
+    _refuse_untold_trees(batch, what, lengths is not None)
+    return batch
+
+
+def _refuse_untold_trees(batch: Batch, what: str, has_lengths: bool) -> None:
+    """Raise UnreadableFile where positions alone may be of a draft tree in a verify pass, or of a request per branch: rows
+    of drafted tokens, most of which were rejected, must not be taken for text."""
+    if batch.is_verify or batch.fits_lengths:
+        return
+    positions = batch.positions[: _unpadded(batch.tokens, batch.positions)]
+    count = next((len(positions) // size for size in _sizes_of_trees(positions)), 0)
+    if count:
+        listed = ", ".join(map(str, positions[:_MOST_NAMED].tolist())) + (
+            ", ..." if positions[_MOST_NAMED:].size else ""
+        )
+        said = f"{LENGTHS} that do not fit its positions" if has_lengths else f"no {LENGTHS}"
+        trees = "a draft tree" if count == 1 else f"{count} draft trees"
+        raise UnreadableFile(
+            f"{what} has {said} ({listed}), which may be of {trees} in a verify pass or of {len(batch.runs)} requests; "
+            f"dump it again with {LENGTHS}, or give its prefill."
+        )
+
+
+def _sizes_of_trees(positions: Ints) -> Iterator[int]:
+    """Row counts of a request with which all rows are trees: a root before all others, every depth there, one forked."""
+    for size in range(len(positions), 2, -1):
+        if len(positions) % size == 0 and positions.min() > 0:
+            trees = positions.reshape(-1, size)
+            depths = [np.unique(own) for own in trees]
+            if all(
+                own[0] == known[0]
+                and (own == own[0]).sum() == 1
+                and (np.diff(known) == 1).all()
+                and len(known) < size
+                for own, known in zip(trees, depths, strict=True)
+            ):
+                yield size

@@ -18,6 +18,7 @@ from doctools.readme import readme
 
 ROOT = Path(__file__).resolve().parents[1]
 SCHEMA = ROOT / "compare/result.schema.json"
+CANARY = ROOT / "tracer/canary.schema.json"
 NOTE = "<!-- Made by `make docs-pages`; do not edit. -->"
 
 
@@ -25,6 +26,7 @@ def generated() -> dict[Path, str]:
     """Every generated page and its text."""
     folder = ROOT / "docs/reference"
     makers = {
+        "canary.md": canary,
         "command-line.md": command_line,
         "findings.md": findings,
         "formats.md": formats,
@@ -141,9 +143,56 @@ def _kind(value: Mapping[str, Any]) -> str:
     if "const" in value:
         return f"`{json.dumps(value['const'])}`"
     if value.get("type") == "array":
-        return f"list of {_kind(value.get('items', {}))}"
+        items = _kind(value.get("items", {}))
+        return f"list of ({items})" if " or " in items else f"list of {items}"
     kind = value.get("type", "any")
     return " or ".join(kind) if isinstance(kind, list) else str(kind)
+
+
+# --- canary --------------------------------------------------------------------------------------------------------
+
+
+def canary() -> Iterator[str]:
+    schema = json.loads(CANARY.read_text())
+    yield "# Canary"
+    yield ""
+    yield (
+        "What `drafttrace watch --json FILE` appends, and with `--json -` prints: one JSON object per line, one line per "
+        f"request. `schema` is `{schema['$id']}`; the JSON Schema is installed as "
+        "`drafttrace/tracer/canary.schema.json`. A number that is not finite is null. A newer drafttrace may add fields, "
+        "and never changes the meaning of one. How to read it: [Watch a server](../how-to/watch.md)."
+    )
+    yield ""
+    rows = [(f"`{name}`", _kind(value), cell(value["description"])) for name, value in schema["properties"].items()]
+    yield from table("field", "type", "meaning", rows=rows)
+    yield "`drift` holds ids of [the findings](findings.md), most often `decay` and `cold-warm`."
+    yield ""
+    yield "The exit code of `watch` is 1 where some `drift` is not empty, and 2 where every line has a `problem`. A line:"
+    yield ""
+    yield "```json"
+    yield _canary_line()
+    yield "```"
+
+
+def _canary_line() -> str:
+    from drafttrace.tracer.canary import Run
+
+    example = Run(
+        number=3,
+        utc="2026-11-30T05:40:01Z",
+        kind="warm",
+        verdict="mismatch",
+        rows=31,
+        aux_drift=(0.0, 0.31, 0.002),
+        limit=0.035,
+        accept_length=1.07,
+        first_accept_length=2.41,
+        drift=("cold-warm",),
+        trace="drafttrace-canary/2026-11-30T054001Z-warm.h5",
+        limits=(0.035, 0.035, 0.035),
+        repeats=(0.0, 0.0, 0.0),
+    )
+    return json.dumps(example.to_json())
 
 
 # --- trace ---------------------------------------------------------------------------------------------------------

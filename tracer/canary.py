@@ -60,10 +60,8 @@ class Run:
         return self.problem is None
 
     def to_json(self) -> dict[str, Any]:
-        """One line of the machine form, ``drafttrace.canary/1``."""
-        lists = {name: list(getattr(self, name)) for name in ("aux_drift", "drift", "limits")}
-        repeats = None if self.repeats is None else list(self.repeats)
-        return {"schema": SCHEMA, **asdict(self), **lists, "repeats": repeats}
+        """One line of the machine form, ``drafttrace.canary/1``; its schema is ``canary.schema.json`` beside this file."""
+        return {"schema": SCHEMA, **{name: _plain(value) for name, value in asdict(self).items()}}
 
     def line(self) -> str:
         """One line for people."""
@@ -87,6 +85,13 @@ class Run:
         length = self.accept_length or 0.0
         moved = not self.drift and f"{length:.2f}" != f"{first:.2f}"
         return f" (first {first:.2f}{f': changed by {length / first - 1:+.0%}' if moved and first else ''})"
+
+
+def _plain(value: Any) -> Any:
+    """JSON has neither tuples nor NaN."""
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _worst(drift: Sequence[float], limits: Sequence[float]) -> int | None:

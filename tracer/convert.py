@@ -35,6 +35,7 @@ from drafttrace.tracer.dumps.contradiction import refuse_other_target
 from drafttrace.tracer.dumps.folder import Collection, open_collection
 from drafttrace.tracer.dumps.registry import FieldMap, Request
 from drafttrace.tracer.errors import DrafttraceError, OutputExists
+from drafttrace.tracer.grammar import in_number
 from drafttrace.tracer.open import is_trace_file, open_capture, read_sample, split_spec
 from drafttrace.tracer.output import refuse_device
 from drafttrace.tracer.target_weights import said_of
@@ -174,7 +175,7 @@ def convert(
         ) from None
     return Converted(
         _write_one(source, layout, out),
-        tuple(left_out_of(source, to)),
+        tuple(map(in_number, left_out_of(source, to))),
         source=capture.spec or capture.path,
         format=capture.format,
         recognised_by=capture.recognised_by,
@@ -257,7 +258,7 @@ def _write_all(
     written = convert_all(run, progress)
     return Converted(
         (out,),
-        written.left_out,
+        tuple(map(in_number, written.left_out)),
         source=str(several.path),
         format=several.layout.id,
         recognised_by=several.why,

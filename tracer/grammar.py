@@ -13,13 +13,19 @@ _NOUNS = (
     "ranks|requests|rounds|rows|runs|samples|scales|sentences|shards|slots|spaces|states|steps|tensors|tokens|traces|values|"
     "weights|words"
 )
-_VERBS = {"are": "is", "do": "does", "have": "has", "hold": "holds", "lie": "lies", "were": "was"}
+_VERBS = {"are": "is", "do": "does", "go": "goes", "have": "has", "were": "was"} | {
+    verb: f"{verb}s"
+    for verb in ("begin", "belong", "come", "differ", "fit", "hold", "lack", "lie", "need", "say", "show", "stand")
+}
+# "1 of 5 rows" has its verb after a few words more, none of which begins a clause of its own.
+_CLAUSES = "and|but|or|that|where|which|who|whose"
+_PHRASE = rf"(?: (?:at|before|beyond|from|in|of|on|with)(?: (?!(?:{_CLAUSES})\b)[\w'/#-]+){{1,4}}?)?"
 # What comes before a number that is a name: "rank 1 rows" are the rows of a rank.
 _NAMED = "channel|head|layer|line|position|rank|request|round|row|sample|slot|stage|step"
 _BETWEEN = "(?:and|at|by|for|from|in|of|on|or|to|with) "
 _ONE = re.compile(
     rf"(?<![\w.,:#/+–-])(?P<named>(?:{_NAMED}) )?1 (?P<kind>(?!{_BETWEEN})(?:[a-z-]+ )?)(?P<noun>{_NOUNS})\b"
-    rf"(?: (?P<verb>{'|'.join(_VERBS)})\b)?"
+    rf"(?:(?P<phrase>{_PHRASE}) (?P<verb>{'|'.join(_VERBS)})\b)?"
 )
 _QUOTED = re.compile(r"((?<!\w)'[^']*'(?!\w)|“[^”]*”)")  # a file may be called '1 rows.pt'
 
@@ -38,5 +44,5 @@ def _singular(found: re.Match[str]) -> str:
         return found[0]
     noun = found["noun"]
     one = f"{noun[:-3]}y" if noun.endswith("ies") else noun[:-2] if noun.endswith("sses") else noun[:-1]
-    verb = f" {_VERBS[found['verb']]}" if found["verb"] else ""
+    verb = f"{found['phrase']} {_VERBS[found['verb']]}" if found["verb"] else ""
     return f"1 {found['kind']}{one}{verb}"

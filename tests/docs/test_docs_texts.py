@@ -61,14 +61,11 @@ def test_the_canary_writes_the_lines_of_the_page() -> None:
 
 def test_every_field_of_the_canary_is_on_the_page() -> None:
     """drafttrace.canary/1 was described nowhere."""
-    page = (ROOT / "docs/how-to/watch.md").read_text(encoding="utf-8")
-    (table,) = re.findall(r"## The lines of `--json`\n(.*?)\n## ", page, flags=re.DOTALL)
-    named = {
-        name
-        for row in table.splitlines()
-        for name in re.findall(r"`(\w+)`", row.split("|")[1] if "|" in row else "")
-    }
+    page = (ROOT / "docs/reference/canary.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"^\| `(\w+)` \|", page, flags=re.MULTILINE))
     assert named == set(canary.failed(1, "2026-01-01T00:00:00Z", canary.COLD, "No answer.").to_json())
+    how_to = (ROOT / "docs/how-to/watch.md").read_text(encoding="utf-8")
+    assert "(../reference/canary.md)" in how_to.split("## The lines of `--json`")[1].split("\n## ")[0]
 
 
 def test_the_tree_of_a_trace_is_a_recorded_traces() -> None:

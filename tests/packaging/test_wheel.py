@@ -124,6 +124,7 @@ def test_the_wheel_holds_every_module_and_nothing_else(names: list[str]) -> None
     assert {
         "py.typed",
         "compare/result.schema.json",
+        "tracer/canary.schema.json",
         "compare/assets/report.js",
         "compare/assets/report.css",
     } <= inside

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from dataclasses import replace
 from pathlib import Path
 
+import jsonschema
 import numpy as np
 import pytest
 
@@ -131,6 +133,31 @@ def test_what_could_not_be_compared_is_a_problem(same: drafttrace.Result) -> Non
     assert not run.compared and "could not compare" in run.line() and run.to_json()["problem"]
 
 
+def test_every_line_is_of_the_schema(same: drafttrace.Result) -> None:
+    """Only a how-to page said what canary/1 is, and a slot of nothing but NaN was no JSON."""
+    schema = json.loads((Path(canary.__file__).with_name("canary.schema.json")).read_text())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    check = jsonschema.Draft202012Validator(schema)
+    assert schema["$id"] == canary.SCHEMA and set(schema["properties"]) == {"schema", *canary.Run.__annotations__}
+    odd = replace(judged(same), aux_drift=(math.nan, 0.1), limits=(math.inf, 0.1), repeats=(math.nan,))
+    runs = [
+        judged(same),
+        judged(same, canary.WARM, first=99.0),
+        canary.failed(2, "2026-01-01T00:10:00Z", canary.COLD, "x"),
+    ]
+    for run in (*runs, odd):
+        check.validate(json.loads(json.dumps(run.to_json(), allow_nan=False)))
+    for spoil in (
+        {"kind": "hot"},
+        {"schema": "drafttrace.canary/2"},
+        {"rows": -1},
+        {"drift": "decay"},
+        {"more": 1},
+    ):
+        with pytest.raises(jsonschema.ValidationError):
+            check.validate({**runs[0].to_json(), **spoil})
+
+
 def test_prometheus_text(same: drafttrace.Result) -> None:
     metrics = prometheus.Metrics()
     assert metrics.text() == ""
@@ -159,7 +186,7 @@ def test_a_server_that_stays_wrong_does_not_fill_the_disk(
     """Every drifted trace was kept, two for each interval."""
     from drafttrace.compare.thresholds import DEFAULT
     from drafttrace.tracer.client import Client, Prompt, Sampling
-    from drafttrace.tracer.commands import watch
+    from drafttrace.tracer.commands import watching as watch
 
     times = iter(f"2026-01-01T00:00:{second:02}Z" for second in range(60))
 
@@ -192,7 +219,7 @@ def test_a_server_that_stays_wrong_does_not_fill_the_disk(
 
 def test_two_runs_in_the_same_second_replace_no_trace(tmp_path: Path) -> None:
     """A healthy run replaced the trace that the run before it had kept, and then removed it."""
-    from drafttrace.tracer.commands.watch import free_place
+    from drafttrace.tracer.commands.watching import free_place
 
     places = []
     for _ in range(3):

@@ -110,10 +110,8 @@ def test_every_remedy_works(case: Case, to: str, target: Path, tmp_path: Path) -
     follow(Call(spec, target, len(case.slots), to, told, fmt), tmp_path)
 
 
-def npz(root: Path, **more: Any) -> str:
-    states = {
-        name: np.random.default_rng(k).normal(size=(9, 4)).astype(np.float32) for k, name in enumerate("abcd")
-    }
+def npz(root: Path, names: str, **more: Any) -> str:
+    states = {name: np.random.default_rng(k).normal(size=(9, 4)).astype(np.float32) for k, name in enumerate(names)}
     np.savez(root / "mine.npz", ids=np.arange(9), **{**states, **more})
     return str(root / "mine.npz")
 
@@ -144,7 +142,7 @@ def test_every_remedy_works_for_named_fields(
         f'{{"num_hidden_layers": {made.LAYERS}, "hidden_size": 4, "vocab_size": 300, "rms_norm_eps": 1e-6}}'
     )
     known = {"target": tmp_path / "target"} if "layers" in more else {}
-    source = npz(tmp_path, **wide)
+    source = npz(tmp_path, "abcd" if "last" in told else "abc", **wide)
     met = follow(Call(source, tmp_path / "target", 3, "safetensors", told, known), tmp_path)
     assert words in met[0], met
 

@@ -19,6 +19,14 @@ from drafttrace.tracer.grammar import in_number
         ("1 prefill rows hold it", "1 prefill row holds it"),
         ("(1 rows)", "(1 row)"),
         ("over 1 rounds.", "over 1 round."),
+        ("1 tokens of 5 have no row", "1 token of 5 has no row"),
+        (
+            "1 rows at the end stand alone, and 2 rows of 3 stand",
+            "1 row at the end stands alone, and 2 rows of 3 stand",
+        ),
+        ("1 rows in which others are", "1 row in which others are"),
+        ("1 rows of slot 2 and all others are", "1 row of slot 2 and all others are"),
+        ("1 files of the folder need it", "1 file of the folder needs it"),
     ],
 )
 def test_one_of_something_is_no_plural(written: str, told: str) -> None:

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import sys
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from drafttrace.tracer import canary, interrupts, output, prometheus
-from drafttrace.tracer.canary import COLD, WARM, Run
+from drafttrace.tracer import canary, output, prometheus
+from drafttrace.tracer.canary import Run
 from drafttrace.tracer.client import Client, Prompt, Sampling
 from drafttrace.tracer.commands import asking
 from drafttrace.tracer.commands.common import LIVE, Quiet, Verbose, examples
@@ -33,125 +28,14 @@ from drafttrace.tracer.commands.reading import (
     refuse_without_dump,
     said,
 )
-from drafttrace.tracer.commands.record import new_corner, parse_taps, record_one
+from drafttrace.tracer.commands.record import parse_taps, record_one
+from drafttrace.tracer.commands.watching import Canary, canary_of, now, repeat
 from drafttrace.tracer.errors import DrafttraceError, OutputExists
-from drafttrace.tracer.terminal import reader_left
 
 if TYPE_CHECKING:
-    from drafttrace.compare.thresholds import Noise, Thresholds
-    from drafttrace.tracer.capture import Capture
+    from http.server import HTTPServer
 
 FIRST = "first.h5"
-
-
-@dataclass
-class Repeats:
-    """How far the server's answers to one request lie apart; None until two of them were compared."""
-
-    noise: Noise | None = None
-
-
-@dataclass(frozen=True)
-class Canary:
-    """What is repeated, where, and how it is judged. sampling: greedy, as many tokens as the first trace has.
-
-    known: faults that the first trace has by itself. repeats: the server's own noise, measured once.
-    most_kept: drifted traces that the folder may hold; a server that stays wrong must not fill the disk.
-    """
-
-    client: Client
-    folder: Path
-    first: Capture
-    first_accept: float | None
-    prompt: Prompt
-    sampling: Sampling
-    warm: bool
-    most_drop: float
-    thresholds: Thresholds
-    token: str | None
-    timeout: float
-    keep_all: bool
-    known: frozenset[str] = frozenset()
-    most_kept: int = 20
-    repeats: Repeats = field(default_factory=Repeats)
-
-    def run(self, number: int) -> Iterator[Run]:
-        """A cold request and, after it, a warm one; a request that fails is a run with a problem."""
-        corner = new_corner()
-        cold_ok = True
-        for kind in (COLD, WARM) if self.warm else (COLD,):
-            utc = now()
-            trace = free_place(self.folder, utc, kind)
-            try:
-                run = self._one(number, utc, kind, trace, corner, cold_ok)
-            except DrafttraceError as error:
-                run = canary.failed(number, utc, kind, str(error))
-            if trace.exists() and (self.keep_all or (run.drift and self._held() <= self.most_kept)):
-                run = replace(run, trace=str(trace))
-            else:
-                trace.unlink(missing_ok=True)
-            cold_ok = cold_ok and run.compared and not run.drift
-            yield run
-
-    def _held(self) -> int:
-        """Traces of runs in the folder, the latest among them."""
-        return sum(len([*self.folder.glob(f"*-{kind}.h5")]) for kind in (COLD, WARM))
-
-    def _one(self, number: int, utc: str, kind: str, trace: Path, corner: str, cold_ok: bool) -> Run:
-        from drafttrace.compare.diff import diff
-        from drafttrace.tracer.open import open_capture
-
-        self._record(trace, corner)
-        taken = open_capture(str(trace))
-        if kind == COLD and self.repeats.noise is None:
-            self.repeats.noise = self._repeated(taken)
-        result = diff(taken, self.first, thresholds=canary.bounds(self.thresholds), noise=self.repeats.noise)
-        return canary.judged(
-            number, utc, kind, result, self.first_accept, self.most_drop, cold_ok, self.known, self.repeats.noise
-        )
-
-    def _record(self, trace: Path, corner: str) -> None:
-        record_one(
-            self.client,
-            self.prompt,
-            self.sampling,
-            trace,
-            taps=parse_taps("none", None),  # the first trace has the layer sweep
-            token=self.token,
-            force=True,
-            timeout=self.timeout,
-            quiet=True,
-            corner=corner,
-        )
-
-    def _repeated(self, cold: Capture) -> Noise | None:
-        """The noise between a cold request and another one right after it; None where they cannot be compared.
-
-        Not against the first trace: that may be of a server which is no more.
-        """
-        from drafttrace.compare.diff import measure_noise
-        from drafttrace.tracer.open import open_capture
-
-        trace = free_place(self.folder, now(), "repeat")
-        try:
-            self._record(trace, new_corner())
-            return measure_noise(cold, open_capture(str(trace)))
-        except DrafttraceError:
-            return None  # the run is judged by the limits of a diff, and the next one tries again
-        finally:
-            trace.unlink(missing_ok=True)
-
-
-def free_place(folder: Path, utc: str, kind: str) -> Path:
-    """Where a run's trace goes: a second run in the same second must not replace the first's."""
-    second = utc.replace(":", "")
-    names = itertools.chain([second], (f"{second}-{number}" for number in itertools.count(2)))
-    return next(place for name in names if not (place := folder / f"{name}-{kind}.h5").exists())
-
-
-def now() -> str:
-    """The time in UTC, to the second."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def source_of(
@@ -171,26 +55,6 @@ def source_of(
     if ids is not None:
         return Prompt(input_ids=read_ids(ids))
     return None if dump is None else prompt_of_dump(dump, format=format, dump=told)
-
-
-def repeat(canary_: Canary, every: float, count: int | None, told: Callable[[Run], None]) -> list[Run]:
-    """Run the canary ``count`` times (None: until Ctrl-C), ``every`` seconds; a late run is not made up for."""
-    runs: list[Run] = []
-    number = 0
-    try:
-        while count is None or number < count:
-            number += 1
-            began = time.monotonic()
-            for run in canary_.run(number):
-                runs.append(run)
-                told(run)
-            if reader_left():
-                break
-            if count is None or number < count:
-                time.sleep(max(0.0, began + every - time.monotonic()))
-    except KeyboardInterrupt:
-        interrupts.take()
-    return runs
 
 
 def watch(
@@ -281,31 +145,14 @@ def watch(
         raise DrafttraceError(f"The first trace '{first}' is not there; give a prompt to record it with.")
     values = prometheus.Metrics()
     server = prometheus.serve(values, metrics) if metrics is not None else None
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputExists(
-            f"The folder '{folder}' cannot be made ({error.strerror}); give another --dir."
-        ) from None
+    _make(folder)
     if not known:
-        chosen = source or Prompt(text=canary.PROMPT)
-        taps = parse_taps("auto", None)
-        new = Sampling(max_new_tokens=max_new_tokens or 64)
-        try:
-            record_one(client, chosen, new, place, taps=taps, token=token, timeout=timeout, quiet=quiet)
-        except DrafttraceError:
-            if not any(folder.iterdir()):  # nothing came of it
-                folder.rmdir()
-            raise
-    watched = _canary(client, folder, place, warm, accept_drop, judged_by, token, timeout, keep_all, keep)
+        _record_first(client, source, max_new_tokens, folder, place, token, timeout)
+    watched = canary_of(client, folder, place, warm, accept_drop, judged_by, token, timeout, keep_all, keep)
     for told in canary.about_first(watched.first, watched.first_accept, max_new_tokens if known else None):
         print(told, file=sys.stderr, flush=True)
     if not quiet and json_out != "-":
-        sizes = f"{len(watched.prompt.input_ids or ())} prompt tokens, {watched.sampling.max_new_tokens} new ones"
-        made = canary.origin_of(watched.first) if known else " (just recorded)"
-        print(f"{now()}  first trace {place}{made}, {sizes}", flush=True)
-        if server is not None:
-            print(f"{now()}  metrics at http://{server.server_name}:{server.server_port}/metrics", flush=True)
+        _tell_begin(watched, place, known, server)
     try:
         raise typer.Exit(canary.exit_code(_run_all(watched, seconds, count, values, json_out, quiet)))
     finally:
@@ -314,41 +161,43 @@ def watch(
             server.server_close()
 
 
-def _canary(
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputExists(
+            f"The folder '{folder}' cannot be made ({error.strerror}); give another --dir."
+        ) from None
+
+
+def _record_first(
     client: Client,
+    source: Prompt | None,
+    max_new_tokens: int | None,
     folder: Path,
     place: Path,
-    warm: bool,
-    accept_drop: float,
-    judged_by: Thresholds,
     token: str | None,
     timeout: float,
-    keep_all: bool,
-    keep: int,
-) -> Canary:
-    from drafttrace.compare.acceptance import acceptance_of
-    from drafttrace.compare.diff import diff
-    from drafttrace.tracer.open import open_capture
+) -> None:
+    """Record the first trace; an empty folder goes away again where nothing came of it."""
+    chosen = source or Prompt(text=canary.PROMPT)
+    taps = parse_taps("auto", None)
+    new = Sampling(max_new_tokens=max_new_tokens or 64)
+    try:
+        record_one(client, chosen, new, place, taps=taps, token=token, timeout=timeout, quiet=True)
+    except DrafttraceError:
+        if not any(folder.iterdir()):
+            folder.rmdir()
+        raise
 
-    first = open_capture(str(place))
-    ids, new = canary.prompt_of(first)
-    already = diff(first, first, thresholds=judged_by)
-    return Canary(
-        client=client,
-        folder=folder,
-        first=first,
-        first_accept=acceptance_of(first, None).observed,
-        prompt=Prompt(input_ids=ids),
-        sampling=Sampling(max_new_tokens=new),
-        warm=warm,
-        most_drop=accept_drop,
-        thresholds=judged_by,
-        token=token,
-        timeout=timeout,
-        keep_all=keep_all,
-        known=frozenset(canary.faults_of(already)),
-        most_kept=keep,
-    )
+
+def _tell_begin(watched: Canary, place: Path, known: bool, server: HTTPServer | None) -> None:
+    """The lines before the first run."""
+    sizes = f"{len(watched.prompt.input_ids or ())} prompt tokens, {watched.sampling.max_new_tokens} new ones"
+    made = canary.origin_of(watched.first) if known else " (just recorded)"
+    print(f"{now()}  first trace {place}{made}, {sizes}", flush=True)
+    if server is not None:
+        print(f"{now()}  metrics at http://{server.server_name}:{server.server_port}/metrics", flush=True)
 
 
 def _run_all(

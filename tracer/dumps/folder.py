@@ -43,6 +43,7 @@ from drafttrace.tracer.dumps.registry import (
 )
 from drafttrace.tracer.dumps.unread_fields import unread_of
 from drafttrace.tracer.errors import DrafttraceError, UnknownFormat, UnreadableFile
+from drafttrace.tracer.grammar import in_number
 
 _PROBES = 12
 _MOST_NAMED = 6
@@ -71,7 +72,8 @@ class Collection:
         if request.fields == FieldMap():
             request = replace(request, fields=self.fields)
         capture = self._read(ref, request)
-        return replace(capture, notes=(*self.notes, *capture.notes)) if self.notes else capture
+        notes = tuple(in_number(note) for note in (*self.notes, *capture.notes))
+        return replace(capture, notes=notes) if notes != capture.notes else capture
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -41,6 +41,18 @@ _NOT_IN_THE_FORWARD_TEXT = """
     no_repeat_ngram_size encoder_no_repeat_ngram_size typical_p bad_words_ids suppress_tokens begin_suppress_tokens
     forced_bos_token_id forced_eos_token_id exponential_decay_length_penalty output_scores return_dict_in_generate
     remove_invalid_values tf_legacy_loss eagle_decoder_type
+    image_token_id image_token_index video_token_id vision_token_id vision_start_token_id vision_end_token_id
+    boi_token_index eoi_token_index mm_tokens_per_image spatial_merge_size vision_feature_layer projector_hidden_act
+    multimodal_projector_bias cache_implementation for_llm_compressor mamba_ssm_dtype mtp_num_hidden_layers
+    mtp_transformer_layers mtp_use_dedicated_embeddings num_mtp_modules use_mtp num_shared_experts is_moe_layer
+    mlp_layer_types interleave_moe_layer_step use_routing_bias shared_moe_mode
+"""
+_OF_TARGETS_TEXT = """
+    attention_chunk_size attn_output_gate attn_scale attn_type_list floor_scale full_attention_interval full_attn_mod
+    index_head_dim index_n_heads index_topk indexer_rope_interleave interpolate_factor layernorm_full_attention_beta
+    linear_conv_kernel_dim linear_key_head_dim linear_num_key_heads linear_num_value_heads linear_value_head_dim
+    mlp_intermediate_size post_norm qk_norm_type rope_local_base_freq rotary_dim shared_intermediate_size
+    sliding_window_pattern swiglu_limit o_lora_rank max_2d_position_embeddings t2u_max_position_embeddings
 """
 _NESTED_READ_TEXT = """
     use_aux_hidden_state eagle_aux_hidden_state_layer_ids layer_ids aux_hidden_state_layer_ids norm_before_fc
@@ -49,6 +61,8 @@ _NESTED_READ_TEXT = """
 _READ = frozenset(_READ_TEXT.split())
 _NOT_IN_THE_FORWARD = frozenset(_NOT_IN_THE_FORWARD_TEXT.split())
 _NESTED_READ = frozenset(_NESTED_READ_TEXT.split())
+ORDINARY = frozenset(_OF_TARGETS_TEXT.split())
+"""Keys of public targets, from which a draft's config may have been copied whole; some of them make another forward."""
 
 _Neutral = Callable[[Any, DraftConfig], bool]
 
@@ -77,7 +91,8 @@ NEUTRAL: Mapping[str, _Neutral] = {
     "attn_temperature_tuning": _any_of(False, 0), "use_bidirectional_attention": _OFF,
     "parallel_attn": _OFF, "use_parallel_residual": _OFF, "parallel_drafting": _OFF, "use_mrope": _OFF,
     "qkv_bias": _OFF, "use_qkv_bias": _OFF, "add_qkv_bias": _OFF, "use_bias": _OFF, "add_bias_linear": _OFF,
-    "lm_head_bias": _OFF, "attention_out_bias": _OFF,
+    "lm_head_bias": _OFF, "attention_out_bias": _OFF, "post_norm": _OFF, "attn_output_gate": _OFF,
+    "rotary_dim": lambda value, config: value == config.head_dim,
     "hidden_activation": lambda value, config: value == config.activation,
 }  # fmt: skip
 """Switches of decoder layers that SGLang's draft classes do not have, by the value with which a layer is a plain one."""
@@ -109,6 +124,41 @@ def unlike_plain(config: DraftConfig) -> Mapping[str, Any]:
     """Those of :func:`unknown_switches` whose meaning is known, with their values."""
     strange = {key for key, _ in strange_switches(config)}
     return {key: value for key, value in _changing(config) if key not in strange}
+
+
+def near_name(key: str) -> str | None:
+    """The key that somebody surely meant by an unknown one (both dotted where they are nested); None where none is near.
+
+    Near is the same name with other separators or capitals, a few letters apart, or in the other place: at the top level
+    where it belongs into ``eagle_config``, or the reverse.
+    """
+    place, _, leaf = key.rpartition(".")
+    nested = [f"{_EAGLE}{name}" for name in sorted(_NESTED_READ)]
+    names = [*nested, *sorted(_READ)] if place else [*sorted(_READ), *nested]
+    bare = _bare(leaf)
+    allowed = 0 if len(bare) < 5 else 1 if len(bare) < 9 else 2 if len(bare) < 24 else 3
+    found = [(_apart(bare, _bare(name.removeprefix(_EAGLE)), allowed), name) for name in names]
+    apart, name = min(found, key=lambda one: one[0])
+    return name if apart <= allowed and leaf not in ORDINARY and name != key else None
+
+
+_EAGLE = "eagle_config."
+
+
+def _bare(name: str) -> str:
+    return name.replace("_", "").replace("-", "").replace(" ", "").lower()
+
+
+def _apart(one: str, other: str, most: int) -> int:
+    """Letters to put in, take out or exchange between two names; ``most + 1`` for any number beyond ``most``."""
+    if abs(len(one) - len(other)) > most:
+        return most + 1
+    row = list(range(len(other) + 1))
+    for i, a in enumerate(one, 1):
+        before, row[0] = row[0], i
+        for j, b in enumerate(other, 1):
+            before, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, before + (a != b))
+    return min(row[-1], most + 1)
 
 
 def keys_of(config: DraftConfig) -> frozenset[str]:

@@ -49,8 +49,19 @@ class Loads:
     sizes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
+class NoAnswer(Exception):
+    """SGLang was started to be asked and said nothing within ``seconds``."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"no answer within {seconds:.0f} s")
+        self.seconds = seconds
+
+
 def ask(target: Path, draft: Path) -> Loads | None:
-    """SGLang's answer about the configs in two model folders; None where none is installed or it cannot be asked."""
+    """SGLang's answer about the configs in two model folders; None where none is installed or it cannot be asked.
+
+    Raises NoAnswer where it takes too long.
+    """
     if installed_version() is None:
         return None
     texts = [(folder / "config.json").read_text("utf-8") for folder in (target, draft)]
@@ -75,6 +86,8 @@ def _ask(here: Path, target: Path, draft: Path, target_text: str, draft_text: st
                 check=True,
             )
             found = json.loads(out.read_text("utf-8"))
+        except subprocess.TimeoutExpired:
+            raise NoAnswer(_SECONDS) from None
         except (OSError, subprocess.SubprocessError, ValueError):  # it cannot be imported here: the table speaks
             return None
     refusals = {role: _refusal(found[role]) for role in (TARGET, DRAFT)}

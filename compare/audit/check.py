@@ -13,17 +13,18 @@ from drafttrace.compare.audit.conventions import Convention
 from drafttrace.compare.audit.copied_weights import copied_findings
 from drafttrace.compare.audit.evidence_checks import dump_findings
 from drafttrace.compare.audit.first_eagle import first_eagle
-from drafttrace.compare.audit.fix import planned_changes, remarks_on
-from drafttrace.compare.audit.gathering import Wiring, gather
+from drafttrace.compare.audit.fix import corrected, planned_changes, remarks_on
+from drafttrace.compare.audit.gathering import Wiring, gather, with_config
+from drafttrace.compare.audit.head_rows import head_row_findings
 from drafttrace.compare.audit.refusal_checks import ask_where_unusual
 from drafttrace.compare.audit.result import CheckResult, ReadingRow
 from drafttrace.compare.audit.server_checks import server_findings, server_notes
 from drafttrace.compare.audit.sglang_rules import ALGORITHMS
 from drafttrace.compare.audit.shard_checks import shard_findings
+from drafttrace.compare.audit.slot_width import with_true_widths
 from drafttrace.compare.audit.start_checks import start_findings
 from drafttrace.compare.audit.subject import Subject
 from drafttrace.compare.audit.switch_checks import switch_remarks
-from drafttrace.compare.audit.true_width import with_true_width
 from drafttrace.compare.audit.turned_tensors import with_turned_tensors
 from drafttrace.compare.audit.vocab_checks import (
     VocabularyMap,
@@ -33,10 +34,10 @@ from drafttrace.compare.audit.vocab_checks import (
 )
 from drafttrace.compare.audit.weight_checks import TensorReport, tensor_reports, weight_findings
 from drafttrace.compare.audit.wiring_checks import wiring_findings
-from drafttrace.compare.result import Finding
+from drafttrace.compare.result import FAULT, Finding
 from drafttrace.tracer.boundary import wiring_name
 from drafttrace.tracer.capture import Capture
-from drafttrace.tracer.errors import DrafttraceError
+from drafttrace.tracer.errors import DrafttraceError, UnreadableFile
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class _Judged:
     fix: Mapping[str, Any]
     reports: tuple[TensorReport, ...]
     vocabulary: VocabularyMap | None
+    copied: tuple[Finding, ...] = ()
 
 
 def check(
@@ -85,7 +87,8 @@ def check(
     if url_health is not None:
         notes += server_notes(made.subject, url_health)
     notes += remarks_on(made.subject, made.fix)
-    return _result(made, (target_dir, draft_dir), notes, url_health, began)
+    left = _left(made, subject, dumps, hows)
+    return _result(made, (target_dir, draft_dir), notes, url_health, left, began)
 
 
 def _alone(subject: Subject, finding: Finding, hash_weights: bool) -> _Judged:
@@ -99,27 +102,60 @@ def _judge(
     hows: Sequence[Wiring],
     health: Mapping[str, Any] | None,
     hash_weights: bool,
+    before: _Judged | None = None,
 ) -> _Judged:
-    """Every check, one after the other."""
+    """Every check, one after the other. before: what the same weights gave with another config."""
     subject, findings = with_turned_tensors(subject)
-    subject, wider, width = with_true_width(subject)
+    subject, wider, width = with_true_widths(subject)
     findings += wider
-    reports = tensor_reports(subject, hash_weights)
+    reports = before.reports if before is not None else tensor_reports(subject, hash_weights)
     vocabulary = vocabulary_map(subject)
+    copied = before.copied if before is not None else _against_the_target(subject, vocabulary, hash_weights)
     findings += [*wiring_findings(subject), *config_findings(subject)]
     findings += [*shard_findings(subject), *weight_findings(subject, reports)]
-    findings += [*vocabulary_findings(subject, vocabulary), *copied_findings(subject, vocabulary, hash_weights)]
+    findings += [*vocabulary_findings(subject, vocabulary), *copied]
     if health is None:  # a server that runs did start
         findings += start_findings(subject)
     for one, how in zip(dumps, hows, strict=True):
         findings += dump_findings(subject, one, *how)
     if health is not None:
         findings += server_findings(subject, health)
-    return _Judged(subject, tuple(_ordered(findings)), {**width, **planned_changes(subject)}, reports, vocabulary)
+    changes = {**planned_changes(subject), **width}
+    return _Judged(subject, tuple(_ordered(findings)), changes, reports, vocabulary, copied)
+
+
+def _against_the_target(
+    subject: Subject, vocabulary: VocabularyMap | None, whole: bool
+) -> tuple[Finding, ...]:
+    """Values of the draft's that are the target's, where they may not be."""
+    return (
+        *copied_findings(subject, vocabulary, whole),
+        *head_row_findings(subject, vocabulary, whole),
+    )
+
+
+def _left(
+    made: _Judged, subject: Subject, dumps: Sequence[Capture], hows: Sequence[Wiring]
+) -> tuple[Finding, ...]:
+    """The faults of the copy that ``--fix`` would write. subject: with the config as it stands in the file."""
+    faults = tuple(finding for finding in made.findings if finding.severity == FAULT)
+    if not made.fix or not faults:
+        return faults
+    try:
+        mended = with_config(subject, corrected(subject.draft.raw, made.fix))
+    except UnreadableFile:
+        return faults
+    again = _judge(mended, dumps, hows, None, False, before=made)
+    return tuple(finding for finding in again.findings if finding.severity == FAULT)
 
 
 def _result(
-    made: _Judged, folders: tuple[Path, Path], notes: Sequence[str], health: Mapping[str, Any] | None, began: float
+    made: _Judged,
+    folders: tuple[Path, Path],
+    notes: Sequence[str],
+    health: Mapping[str, Any] | None,
+    left: tuple[Finding, ...],
+    began: float,
 ) -> CheckResult:
     """folders: of target and draft, as they were given."""
     subject = made.subject
@@ -144,6 +180,7 @@ def _result(
         vocabulary=decoded_samples(subject, made.vocabulary),
         notes=tuple(notes),
         fix=made.fix,
+        left=left,
         seconds=time.perf_counter() - began,
     )
 

@@ -17,6 +17,7 @@ from drafttrace.compare.audit.start_checks import start_findings
 from drafttrace.compare.audit.subject import NEEDS, Subject, fault, note
 from drafttrace.compare.audit.switch_checks import switch_findings
 from drafttrace.compare.audit.tokenizer_checks import tokenizer_findings
+from drafttrace.compare.audit.vocab_sizes import vocabulary_size
 from drafttrace.compare.draft_config import MLA_CLASS, NESTED, PLAIN_CLASS, SPECFORGE, DraftConfig
 from drafttrace.compare.draft_weights import matrix_shape
 from drafttrace.compare.odd_ids import short_value
@@ -83,18 +84,8 @@ def _class(subject: Subject) -> Iterator[Finding]:
 
 
 def _fc(subject: Subject) -> Iterator[Finding]:
-    """Widths: fc against slots, slots against the target, and the cases in which fc is skipped."""
-    draft, target, shape = subject.draft, subject.target, subject.draft_weights.shape("fc.weight")
-    if draft.slot_width != target.hidden_size:
-        field = "target_hidden_size" if draft.target_hidden_size else "hidden_size"
-        yield fault(
-            "slot-count",
-            0.95,
-            f"The draft expects slots {draft.slot_width} wide ({field}), the target's hidden states are "
-            f"{target.hidden_size} wide.",
-            f'"target_hidden_size": {target.hidden_size}, if the draft was trained on this target.',
-            {"draft": draft.slot_width, "target": target.hidden_size},
-        )
+    """Widths: fc against its slots, slots against what is handed over, and the cases in which fc is skipped."""
+    draft, shape = subject.draft, subject.draft_weights.shape("fc.weight")
     if shape is None or len(shape) != 2:
         return
     slots, served = subject.fc_slots, subject.served.wiring or ()
@@ -341,24 +332,17 @@ def _windowed(draft: DraftConfig) -> str:
 
 def _vocabulary(subject: Subject) -> Iterator[Finding]:
     draft, target = subject.draft, subject.target
-    if draft.vocab_size != target.vocab_size:
-        small = min(draft.vocab_size, target.vocab_size)
-        build = note if abs(draft.vocab_size - target.vocab_size) <= 1024 and small > 8192 else fault
-        yield build(
-            "vocab-map-range",
-            0.5 if build is note else 0.9,
-            f"vocab_size is {draft.vocab_size} in the draft's config and {target.vocab_size} in the target's.",
-            f'"vocab_size": {target.vocab_size}, if both use the same tokenizer; draft_vocab_size is the pruned one.',
-            {"draft": draft.vocab_size, "target": target.vocab_size},
-        )
+    other = list(vocabulary_size(subject))
+    yield from other
     pruned, head = draft.draft_vocab_size, matrix_shape(subject.draft_weights, "lm_head.weight")
-    fits = head[0] if head is not None and head[0] <= draft.vocab_size else f"{draft.vocab_size} or less"
-    if pruned is not None and pruned > draft.vocab_size:
+    fits = head[0] if head is not None and head[0] <= draft.vocab_size else draft.vocab_size
+    told = any(one.severity == FAULT for one in other) and pruned is not None and pruned <= target.vocab_size
+    if pruned is not None and pruned > draft.vocab_size and not told:
         yield fault(
             "vocab-map-range",
             0.95,
             f"draft_vocab_size {pruned} is larger than vocab_size {draft.vocab_size}.",
-            f'"draft_vocab_size": {fits}',
+            f'"draft_vocab_size": {fits}' + ("" if head is not None and fits == head[0] else ", or less."),
             {"draft_vocab_size": pruned, "vocab_size": draft.vocab_size},
         )
     yield from tied_head(subject)

@@ -12,6 +12,7 @@ from typing import Any
 
 from drafttrace.compare.audit.config_checks import EAGLE3_CLASSES
 from drafttrace.compare.audit.loading_checks import loading_changes
+from drafttrace.compare.audit.mistyped_keys import mistyped_ids
 from drafttrace.compare.audit.mla_checks import other_attention
 from drafttrace.compare.audit.odd_id_checks import stops_at_the_object, writable_ids
 from drafttrace.compare.audit.quantized import KEY as QUANTIZATION
@@ -20,7 +21,9 @@ from drafttrace.compare.audit.refusal_checks import refusal_changes
 from drafttrace.compare.audit.said_in_vain import flag_changes
 from drafttrace.compare.audit.shape_remedies import shapes_of
 from drafttrace.compare.audit.subject import Subject
-from drafttrace.compare.audit.unused_checks import NORM_FLAGS, bias_changes, key_of
+from drafttrace.compare.audit.unused_checks import bias_changes
+from drafttrace.compare.audit.vocab_sizes import vocabulary_changes
+from drafttrace.compare.config_switches import near_name
 from drafttrace.compare.draft_config import MLA_CLASS, NESTED, PLAIN_CLASS, SPECULATORS
 from drafttrace.compare.draft_weights import matrix_shape
 from drafttrace.tracer.checkpoint import read_json
@@ -36,29 +39,14 @@ def planned_changes(subject: Subject) -> dict[str, Any]:
     Only what follows from weights and a known training wiring: a guess is never written.
     """
     changes = flag_changes(subject.draft, subject.draft_weights)
-    changes |= refusal_changes(subject) | loading_changes(subject)
-    draft, wanted = subject.draft, None if subject.disputed else subject.trained
-    if subject.trained is None and draft.project == SPECULATORS and draft.layer_ids is not None:
-        wanted = subject.readings[0].wiring
-    stops = stops_at_the_object(draft)
-    if wanted is not None and subject.reader is not None and (stops or tuple(wanted) != subject.served.wiring):
-        ids = subject.reader.ids_for(wanted, subject.target.layers)
-        if ids is not None:
-            changes[NESTED] = list(ids)
-    meant = writable_ids(subject)
-    odd = draft.ids_problem is not None and draft.ids_problem.startswith(NESTED)
-    if odd and meant is not None and (wanted is None or tuple(wanted) == subject.served.wiring):
-        changes[NESTED] = list(meant)
+    changes |= refusal_changes(subject) | loading_changes(subject) | vocabulary_changes(subject)
+    draft = subject.draft
+    changes |= _ids_to_write(subject)
     if draft.architecture not in EAGLE3_CLASSES:
         changes["architectures"] = [MLA_CLASS if draft.mla is not None else PLAIN_CLASS]
     other = other_attention(subject)
     if other is not None and (other.right == PLAIN_CLASS or draft.mla is not None):
         changes["architectures"] = [other.right]
-    names = subject.draft_weights.names
-    for flag, prefix in NORM_FLAGS:
-        set_already = draft.fc_norm if flag == "fc_norm" else draft.norm_before_fc
-        if not set_already and any(name.startswith(prefix) for name in names):
-            changes[key_of(draft, flag)] = True
     changes |= bias_changes(subject)
     if unquantized(subject):
         changes[QUANTIZATION] = None
@@ -70,7 +58,8 @@ def planned_changes(subject: Subject) -> dict[str, Any]:
     whole = (
         head is not None and head[1] == draft.hidden_size and subject.draft_weights.shape("d2t") in (None, head[:1])
     )
-    if head is not None and whole and draft.draft_vocab_size != head[0] and head[0] <= draft.vocab_size:
+    most = changes.get("vocab_size", draft.vocab_size)
+    if head is not None and whole and draft.draft_vocab_size != head[0] and head[0] <= most:
         changes["draft_vocab_size"] = head[0]
     shapes = shapes_of(subject)
     changes |= shapes.lost() | shapes.width()
@@ -78,6 +67,35 @@ def planned_changes(subject: Subject) -> dict[str, Any]:
     if slots is not None and draft.num_aux is not None and draft.num_aux != slots:
         changes["num_aux_hidden_states"] = slots
     return changes
+
+
+def _ids_to_write(subject: Subject) -> dict[str, Any]:
+    """The layer ids: those of training where that is known, those that were surely meant, or today's default by name."""
+    draft, reader, n = subject.draft, subject.reader, subject.target.layers
+    wanted = None if subject.disputed else subject.trained
+    if reader is None:
+        return {}
+    if subject.trained is None and draft.project == SPECULATORS and draft.layer_ids is not None:
+        wanted = subject.readings[0].wiring
+    meant, mistyped = writable_ids(subject), mistyped_ids(draft)
+    if wanted is not None and (
+        stops_at_the_object(draft) or tuple(wanted) != subject.served.wiring or subject.served.ids_from == "default"
+    ):
+        meant = reader.ids_for(wanted, n)
+        return {} if meant is None else {NESTED: list(meant)}
+    if draft.ids_problem is not None:
+        odd = draft.ids_problem.startswith(NESTED) and meant is not None
+        return {NESTED: list(meant)} if odd and meant is not None else {}
+    if subject.trained is None and mistyped is not None and near_name(mistyped.where) == NESTED:
+        whole = len(reader.served(mistyped.ids, n)) == len(mistyped.ids)
+        return {NESTED: list(mistyped.ids)} if whole else {}
+    default = subject.served.wiring if subject.served.ids_from == "default" else None
+    trainers = subject.readings[0].wiring
+    unsaid = subject.trained is None and draft.layer_ids is None and mistyped is None
+    if unsaid and default is not None and default == trainers and subject.fc_slots == len(default):
+        meant = reader.ids_for(default, n)
+        return {} if meant is None else {NESTED: list(meant)}
+    return {}
 
 
 def remarks_on(subject: Subject, changes: Mapping[str, Any]) -> list[str]:

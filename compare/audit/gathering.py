@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from drafttrace.compare.audit.asking_sglang import DRAFT, Loads
 from drafttrace.compare.audit.class_tensors import as_loaded
 from drafttrace.compare.audit.conventions import Convention, SglangReader, sglang, sglang_reader, trainer, vllm
 from drafttrace.compare.audit.evidence_checks import IS_EMBEDDING, disputed_slots, dump_wiring
 from drafttrace.compare.audit.foreign_dumps import is_foreign
-from drafttrace.compare.audit.lost_sizes import read_draft
+from drafttrace.compare.audit.installed import installed_version
+from drafttrace.compare.audit.lost_sizes import parsed_draft, read_draft
 from drafttrace.compare.audit.odd_id_checks import whole_ids
 from drafttrace.compare.audit.roles import refuse_draft_as_target, refuse_no_draft
 from drafttrace.compare.audit.served_class import with_served_class
 from drafttrace.compare.audit.server_checks import live_algorithm, refuse_other_model
+from drafttrace.compare.audit.sglang_rules import LAST_VERSION
 from drafttrace.compare.audit.subject import Subject
+from drafttrace.compare.audit.target_class import with_meant_class
 from drafttrace.compare.audit.target_config import TargetConfig, read_target_config
 from drafttrace.compare.draft_config import DraftConfig
 from drafttrace.compare.draft_weights import DraftWeights, draft_weights
@@ -61,7 +65,7 @@ def gather(
         for role, folder in (("target", target_dir), ("draft", draft_dir))
         if folder != given[role]
     ]
-    target = read_target_config(target_dir)
+    target = with_meant_class(read_target_config(target_dir))
     refuse_draft_as_target(target, draft_dir)
     draft = with_served_class(whole_ids(read_draft(draft_dir)))
     weights = as_loaded(draft_weights(open_checkpoint(draft_dir)), draft)
@@ -71,7 +75,8 @@ def gather(
     if trained is not None:
         _refuse_wrong_trained(trained, target, draft, weights)
     target_weights = _target_weights(target_dir, notes)
-    reader = _reader(target, version, health)
+    release = _release(version, health)
+    reader = _reader(target, release)
     hows = [_wiring_of(dump, target_weights, target.embed_scale) for dump in dumps]
     own = [k for k, one in enumerate(dumps) if not is_foreign(one, target, draft, weights)]
     if trained is None and any(dumps[k].assumed_wiring for k in own):
@@ -92,14 +97,41 @@ def gather(
         algorithm or live_algorithm(health),
         told.by_value,
         told.disputed,
+        release=release or installed_version() or LAST_VERSION,
     )
     return subject, notes, hows
 
 
-def _reader(target: TargetConfig, version: str | None, health: Mapping[str, Any] | None) -> SglangReader | None:
-    """The target's class in the release that is audited for: the given one, the live server's, or the installed one."""
-    if version is None and health is not None and isinstance(health.get("sglang_version"), str):
-        version = health["sglang_version"]
+def with_config(subject: Subject, config: Mapping[str, Any]) -> Subject:
+    """The subject with another config of its draft, and all that follows from it. Raises UnreadableFile where it is none.
+
+    What SGLang said of the config as it stands holds for what is the same in both.
+    """
+    draft = with_served_class(whole_ids(parsed_draft(config, subject.draft.path)))
+    loads, n = subject.loads, subject.target.layers
+    if loads is not None:
+        refusal = loads.refusals[DRAFT]
+        changed = {key for key in {*config, *subject.draft.raw} if config.get(key) != subject.draft.raw.get(key)}
+        solved = refusal is not None and bool(changed & {key.partition(".")[0] for key in refusal.keys})
+        refusals = {**loads.refusals, DRAFT: None if solved else refusal}
+        loads = Loads(loads.version, refusals, {**loads.sizes, DRAFT: {}})
+    return replace(
+        subject,
+        draft=draft,
+        draft_weights=as_loaded(draft_weights(subject.draft_weights.checkpoint), draft),
+        readings=(trainer(draft, n), vllm(draft, n), sglang(draft, n, subject.reader)),
+        loads=loads,
+    )
+
+
+def _release(version: str | None, health: Mapping[str, Any] | None) -> str | None:
+    """The release that is audited for: the given one, or the live server's; None for the installed one."""
+    live = health.get("sglang_version") if health is not None else None
+    return live if version is None and isinstance(live, str) else version
+
+
+def _reader(target: TargetConfig, version: str | None) -> SglangReader | None:
+    """The target's class in that release."""
     try:
         return sglang_reader(target, version)
     except ValueError as error:

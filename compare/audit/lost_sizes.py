@@ -8,7 +8,7 @@ from typing import Any
 
 from drafttrace.compare.audit.attention_sizes import HEADS, alternatives, attention_sizes, nearest
 from drafttrace.compare.audit.class_tensors import as_built
-from drafttrace.compare.draft_config import MLA_CLASS, DraftConfig, MissingSize, flat_config, read_draft_config
+from drafttrace.compare.draft_config import MLA_CLASS, DraftConfig, MissingSize, flat_config, parse_draft_config, read_draft_config
 from drafttrace.compare.draft_weights import DraftWeights, draft_weights, matrix_shape
 from drafttrace.tracer.checkpoint import open_checkpoint, read_json
 from drafttrace.tracer.errors import UnreadableFile
@@ -20,13 +20,21 @@ def read_draft(folder: Path) -> DraftConfig:
     """The config of a draft, with the latent sizes that only its config class has. Raises UnreadableFile as
     ``read_draft_config`` does, with the sizes of the folder's weights where the config lacks some."""
     try:
-        draft = read_draft_config(folder)
-        return as_built(draft) if draft.architecture == MLA_CLASS else draft
+        return _built(read_draft_config(folder))
     except MissingSize as error:
         said = _by_weights(folder)
         if said is None:
             raise
         raise UnreadableFile(said) from error
+
+
+def parsed_draft(config: Mapping[str, Any], path: Path) -> DraftConfig:
+    """:func:`read_draft` of a config that is at hand. path: where it would stand."""
+    return _built(parse_draft_config(config, path))
+
+
+def _built(draft: DraftConfig) -> DraftConfig:
+    return as_built(draft) if draft.architecture == MLA_CLASS else draft
 
 
 def _by_weights(folder: Path) -> str | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from drafttrace.compare.audit.asking_sglang import DRAFT, TARGET, Loads, Refusal, ask
+from drafttrace.compare.audit.asking_sglang import DRAFT, TARGET, Loads, NoAnswer, Refusal, ask
 from drafttrace.compare.audit.config_fields import Misfit, meant, misfits
 from drafttrace.compare.audit.installed import installed_version
 from drafttrace.compare.audit.loading_checks import NULL_DEFAULTS, unread, usual_type
@@ -19,6 +19,7 @@ from drafttrace.compare.audit.rope_checks import KNOWN_ROPES
 from drafttrace.compare.audit.said_in_vain import garbled_rope, odd_flags
 from drafttrace.compare.audit.sglang_rules import LAST_VERSION
 from drafttrace.compare.audit.subject import Subject, fault, note
+from drafttrace.compare.audit.target_class import class_misfits
 from drafttrace.compare.audit.target_config import TEXT_KEYS
 from drafttrace.compare.document import join
 from drafttrace.compare.draft_config import DraftConfig
@@ -35,6 +36,9 @@ def ask_where_unusual(subject: Subject) -> tuple[Loads | None, list[str]]:
     odd = {TARGET: list(unusual_target(subject.target.raw)), DRAFT: []}
     if not unread(subject.draft):
         odd[DRAFT] += unusual_draft(subject.draft)
+    odd[TARGET] = [
+        key for key in odd[TARGET] if key not in {one.key for one in class_misfits(subject.target.raw)}
+    ]
     if installed_version() == LAST_VERSION:  # the tables were made by asking that release
         odd[TARGET] = [
             key for key in odd[TARGET] if key not in {known for known, _, _ in _known_target(subject.target.raw)}
@@ -49,7 +53,13 @@ def ask_where_unusual(subject: Subject) -> tuple[Loads | None, list[str]]:
     said = [f"{join(keys, 4)} of the {role}" for role, keys in odd.items() if keys]
     if not said:
         return None, []
-    loads = ask(places[TARGET], places[DRAFT])
+    try:
+        loads = ask(places[TARGET], places[DRAFT])
+    except NoAnswer as error:
+        return None, [
+            f"SGLang was asked whether it loads {' and '.join(said)}, and gave no answer within {error.seconds:.0f} s, so "
+            "what the audit says of that is by its own tables; check again when the machine has more time."
+        ]
     if loads is None:
         return None, [
             f"Nobody asked SGLang whether it loads {' and '.join(said)}: none that can be imported is installed here."
@@ -143,7 +153,7 @@ def refused_keys(subject: Subject) -> frozenset[str]:
 
 def _known_target(config: Mapping[str, Any]) -> list[Misfit]:
     """What the tables say against a target's config: of the whole file, and of the language model's part of it."""
-    found = list(misfits(config))
+    found = [*class_misfits(config), *misfits(config)]
     part = next((key for key in TEXT_KEYS if isinstance(config.get(key), Mapping)), None)
     if part is not None:
         found += [one._replace(key=f"{part}.{one.key}") for one in misfits(config[part])]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from drafttrace.compare.audit.sglang_rules import embed_since
 from drafttrace.compare.audit.subject import Subject
-from drafttrace.compare.draft_config import NESTED
+from drafttrace.compare.draft_config import NESTED, DraftConfig
 from drafttrace.tracer.boundary import wiring_name
 
 TRACE = "the trace"
@@ -28,8 +28,7 @@ def wiring_remedy(subject: Subject, wanted: Sequence[int]) -> str:
             "was told otherwise: restart it without --wiring, or with the config that it read replaced by this one."
         )
     if ids is not None:
-        line = f'"eagle_config": {{"eagle_aux_hidden_state_layer_ids": {list(ids)}}}'
-        return f"{line} in {subject.draft.path.name}{_others(subject)} ({where}: {name}){_unproven(subject, wanted, serve)}"
+        return f"{ids_line(subject.draft, ids)} ({where}: {name}){_unproven(subject, wanted, serve)}"
     if tuple(wanted) != tuple(sorted(wanted)):
         return (
             f"SGLang hands slots over in ascending order, so no ids give {name}: reorder the column blocks of "
@@ -46,9 +45,14 @@ def wiring_remedy(subject: Subject, wanted: Sequence[int]) -> str:
     return f"No list of ids makes {where} capture {name}; start the server with {serve}."
 
 
-def _others(subject: Subject) -> str:
+def ids_line(draft: DraftConfig, ids: Sequence[int]) -> str:
+    """The line for these ids, and where it goes."""
+    return f'"eagle_config": {{"eagle_aux_hidden_state_layer_ids": {list(ids)}}} in {draft.path.name}{_others(draft)}'
+
+
+def _others(draft: DraftConfig) -> str:
     """That the line is one of several keys, where it would replace others that are read."""
-    nested = subject.draft.raw.get("eagle_config")
+    nested = draft.raw.get("eagle_config")
     keys = set(nested) - {NESTED.rsplit(".", 1)[-1], "use_aux_hidden_state"} if isinstance(nested, dict) else ()
     return " beside the other keys of eagle_config" if keys else ""
 

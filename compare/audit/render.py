@@ -24,6 +24,15 @@ def markdown(result: CheckResult) -> str:
     return to_markdown(blocks(result))
 
 
+def left_over(result: CheckResult) -> str:
+    """What ``--fix`` does not put right, behind the sentence that says what it wrote."""
+    if not result.left:
+        return ""
+    names = ", ".join(dict.fromkeys(one.id for one in result.left))
+    count = "1 problem" if len(result.left) == 1 else f"{len(result.left)} problems"
+    return f"; {count} that no line of the config is sure to put right {'is' if count[:2] == '1 ' else 'are'} left: {names}"
+
+
 def blocks(result: CheckResult) -> Iterator[Block]:
     """The audit's pieces, in order."""
     word, style = ("PROBLEM FOUND", "bold red") if result.faults else ("NO PROBLEM FOUND", "bold green")
@@ -68,6 +77,8 @@ def blocks(result: CheckResult) -> Iterator[Block]:
         yield Lines(
             "drafttrace check --fix OUT would write", tuple(f"{key}: {value}" for key, value in result.fix.items())
         )
+        if result.left:
+            yield Lines("and would leave", tuple(f"{one.id}: {one.summary}" for one in result.left))
 
 
 def _tensors(result: CheckResult) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from drafttrace.compare.audit.subject import NEEDS
+from drafttrace.compare.audit.subject import NEEDS, OUTSIDE
 from drafttrace.compare.audit.weight_checks import TensorReport
 from drafttrace.compare.plain import to_plain
 from drafttrace.compare.result import FAULT, Finding
@@ -29,7 +29,8 @@ class ReadingRow:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """An audit. ``wanted`` is the wiring that training used, where known; ``fix`` the config changes that give it."""
+    """An audit. ``wanted`` is the wiring that training used, where known; ``fix`` the config changes that put right what a
+    config can; ``left`` the faults that are there with these changes, too."""
 
     target: str
     draft: str
@@ -49,6 +50,7 @@ class CheckResult:
     vocabulary: tuple[tuple[int, int, str | None], ...]
     notes: tuple[str, ...] = ()
     fix: Mapping[str, Any] = field(default_factory=dict)
+    left: tuple[Finding, ...] = ()
     seconds: float = 0.0
     schema: str = SCHEMA
 
@@ -89,7 +91,7 @@ class CheckResult:
         if self.faults:
             worst = max(self.faults, key=lambda f: f.confidence)
             more = f" ({len(self.faults) - 1} more)" if len(self.faults) > 1 else ""
-            return f"{worst.id}: {worst.summary}{more}"
+            return f"{worst.id}: {worst.summary}{more}{self._outside}"
         served = self.readings[-1].boundaries if self.readings else None
         hints = tuple(dict.fromkeys(finding.id for finding in self.findings))
         tail = f"; hints: {', '.join(hints)}" if hints else ""
@@ -97,8 +99,19 @@ class CheckResult:
         if needed and self.live is None:  # a server that runs was given it
             tail = f"; the server starts only with {' and '.join(needed)}{tail}"
         if self.wanted is not None and served is not None:
-            return f"The server hands fc {wiring_name(served)}, as training did{tail}."
-        return f"Nothing in configs and weights is wrong{tail}."
+            return f"The server hands fc {wiring_name(served)}, as training did{tail}.{self._outside}"
+        return f"Nothing in configs and weights is wrong{tail}.{self._outside}"
+
+    @property
+    def _outside(self) -> str:
+        """That the release is one of which nothing is known, where it is."""
+        found = next((finding.evidence for finding in self.findings if OUTSIDE in finding.evidence), None)
+        if found is None:
+            return ""
+        return (
+            f" SGLang {found[OUTSIDE]} lies outside the table ({found['first']} to {found['last']}), so this is what its "
+            "nearest release would do."
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""

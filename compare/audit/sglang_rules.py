@@ -157,7 +157,6 @@ def capability(architecture: str, version: str) -> Capability | None:
     Raises ValueError as :func:`parse_version` does.
     """
     at = parse_version(version)
-    inside = parse_version(FIRST_VERSION) <= at <= (*parse_version(LAST_VERSION)[:3], 99)
     family = _rule(architecture, at)
     since = _NEWER.get(architecture)
     if family is None or (since is not None and at[:3] < since):
@@ -171,8 +170,13 @@ def capability(architecture: str, version: str) -> Capability | None:
         embed=None if embed_since is None else at[:3] >= embed_since,
         last=architecture in _GPT_OSS and at[:3] >= _HIGHEST_IS_N_SINCE,
         source=f"built-in table for SGLang {FIRST_VERSION} to {LAST_VERSION}",
-        exact=inside,
+        exact=in_table(version),
     )
+
+
+def in_table(version: str) -> bool:
+    """Whether the table has a release, its later builds included. Raises ValueError as :func:`parse_version` does."""
+    return parse_version(FIRST_VERSION) <= parse_version(version) <= (*parse_version(LAST_VERSION)[:3], 99)
 
 
 def embed_since(architecture: str) -> str | None:

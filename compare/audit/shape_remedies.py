@@ -50,11 +50,13 @@ def shapes_asked(config: DraftConfig, weights: DraftWeights, slots: int) -> dict
 
 @dataclass
 class Shapes:
-    """The shapes of one draft. config: as it stands; slots: of ``fc``, where its own shape does not tell."""
+    """The shapes of one draft. config: as it stands; slots: of ``fc``, where its own shape does not tell; slot_width: the
+    target's, which no tensor of the draft can put right."""
 
     config: DraftConfig
     weights: DraftWeights
     slots: int
+    slot_width: int
     _wrong: dict[str, tuple[Shape, Shape]] | None = field(default=None, repr=False)
     _tried: dict[tuple[tuple[str, int], ...], dict[str, Shape] | None] = field(default_factory=dict, repr=False)
     _together: list[Sizes] | None = field(default=None, repr=False)
@@ -103,6 +105,8 @@ class Shapes:
         before = self.wrong()
         found: dict[str, tuple[int, int, int]] = {}
         for key, value in dict.fromkeys(self._candidates(before[name], places)):
+            if key == "target_hidden_size" and value != self.slot_width:
+                continue
             after = self._with({key: value})
             if after is None:
                 continue
@@ -215,7 +219,7 @@ class Shapes:
 def shapes_of(subject: Subject) -> Shapes:
     """The shapes of the draft that is audited, as the class that it names reads its config."""
     slots = len(subject.served.wiring or ()) or 3
-    return Shapes(as_built(subject.draft), subject.draft_weights, slots)
+    return Shapes(as_built(subject.draft), subject.draft_weights, slots, subject.target.hidden_size)
 
 
 def _axis(axis: int, rank: int) -> str:

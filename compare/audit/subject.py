@@ -8,6 +8,7 @@ from typing import Any
 
 from drafttrace.compare.audit.asking_sglang import Loads
 from drafttrace.compare.audit.conventions import Convention, SglangReader
+from drafttrace.compare.audit.sglang_rules import LAST_VERSION
 from drafttrace.compare.audit.target_config import TargetConfig
 from drafttrace.compare.draft_config import DraftConfig
 from drafttrace.compare.draft_weights import DraftWeights, slots_of_fc
@@ -16,6 +17,8 @@ from drafttrace.compare.vocabulary import class_of
 from drafttrace.tracer.checkpoint import Checkpoint
 from drafttrace.tracer.grammar import in_number
 
+OUTSIDE = "outside_table"
+"""Key of a finding's evidence: the release that was audited for and that the table does not have."""
 NEEDS = "needs_argument"
 """Key of a finding's evidence: an argument without which the server does not start."""
 
@@ -42,6 +45,7 @@ class Subject:
     by_value: tuple[int, ...] | None = None
     disputed: bool = False
     loads: Loads | None = None
+    release: str = LAST_VERSION
 
     @property
     def served(self) -> Convention:
@@ -66,7 +70,7 @@ class Subject:
     @property
     def version(self) -> str:
         """The SGLang release that the audit assumes."""
-        return self.reader.version if self.reader is not None else "0.5.23"
+        return self.reader.version if self.reader is not None else self.release
 
 
 def _listed(slots: Sequence[int]) -> str:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from drafttrace.compare.audit.mistyped_keys import mistyped_findings, mistyped_keys
 from drafttrace.compare.audit.subject import Subject, note
-from drafttrace.compare.config_switches import TOP_LEVEL_ONLY, strange_switches, unlike_plain
+from drafttrace.compare.config_switches import ORDINARY, TOP_LEVEL_ONLY, strange_switches, unlike_plain
 from drafttrace.compare.document import join
 from drafttrace.compare.draft_config import MODELOPT, DraftConfig
 from drafttrace.compare.odd_ids import short_value
@@ -21,6 +22,7 @@ _KINDS = {
     "rope": "rope-mismatch", "rotary": "rope-mismatch", "norm": "norm-missing", "bias": "weights-missing",
     "mult": "scale", "scal": "scale", "softcapping": "scale", "temperature": "scale", "logit": "scale",
 }  # fmt: skip
+_FORWARD = {**_KINDS, "residual": "residual-missing", "gate": "weights-unused", "attn": "weights-unused"}
 """Parts of keys, and what is wrong where training did what they say and a server does not; first match counts."""
 _MODELOPT = {
     "use_last_layernorm": (
@@ -74,11 +76,38 @@ def switch_findings(subject: Subject) -> Iterator[Finding]:
                 {"field": key, "value": short_value(value)},
             )
     yield from _first_norm(draft)
+    yield from _strange(draft)
+    yield from mistyped_findings(subject)
+
+
+def _strange(draft: DraftConfig) -> Iterator[Finding]:
+    """Switches of no known name whose words are those of a forward: norms, scales, biases, positions."""
+    for key, value in strange_switches(draft):
+        kind = _forward_kind(key)
+        if kind is None or key in mistyped_keys(draft):
+            continue
+        yield note(
+            kind,
+            0.4,
+            f"{key} is {_said(value)} in the draft's config, and nothing is known of such a switch here: SGLang's draft "
+            "classes do not read it, so training must not have, either.",
+            f"Drop {key} if training did not read it (drafttrace replay --ignore {key} shows whether the draft works "
+            "without); else serve with the engine that has it.",
+            {"field": key, "value": short_value(value)},
+        )
+
+
+def _forward_kind(key: str) -> str | None:
+    """What is wrong where training did what a key of no table says; None where its words say nothing of a forward."""
+    if key in ORDINARY:
+        return None
+    return next((kind for part, kind in _FORWARD.items() if part in key.lower()), None)
 
 
 def switch_remarks(draft: DraftConfig) -> list[str]:
-    """Keys that no table has: nobody here can say what they do."""
-    strange = strange_switches(draft)
+    """Keys that no table has and no finding tells: nobody here can say what they do."""
+    told = mistyped_keys(draft)
+    strange = [(key, value) for key, value in strange_switches(draft) if key not in told and not _forward_kind(key)]
     said = []
     if strange:
         named = join([f"{key} ({_said(value)})" for key, value in strange], 4)

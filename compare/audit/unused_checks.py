@@ -69,6 +69,7 @@ def _left(subject: Subject) -> list[str]:
 
 
 def _norm_of_a_flag(subject: Subject, flag: str, names: Sequence[str]) -> Finding:
+    """A norm that no switch turns on. That it was never trained, where others were, is a sign that training left it out."""
     reads = honoured(flag, subject.draft.architecture or "", subject.version)
     place = key_of(subject.draft, flag)
     said, line = f"the config does not set {flag}", f'"{flag}": true'
@@ -77,15 +78,32 @@ def _norm_of_a_flag(subject: Subject, flag: str, names: Sequence[str]) -> Findin
             f"{place} is set to false, which counts more than {flag}",
             f'"{flag}": true inside "eagle_config"',
         )
-    return fault(
+    idle = all(_all_one(subject, name) for name in names) and _norms_were_trained(subject)
+    build = note if idle else fault
+    return build(
         "norm-missing",
-        0.85,
-        f"The checkpoint has {', '.join(names)}, but {said}, so the server skips the norm.",
+        0.5 if idle else 0.85,
+        f"The checkpoint has {', '.join(names)}, but {said}, so the server skips the norm"
+        + (": every value of it is one and the draft's other norms have moved, as if training skipped it, too." * idle)
+        + "." * (not idle),
         line
         + ("" if reads else f" (not read by SGLang {subject.version})")
-        + ", where training used it; drafttrace replay on a training dump measures that",
+        + ", where training used it; drafttrace replay on a training dump measures that, and --fix does not write it",
         {"tensors": list(names), "flag": flag},
     )
+
+
+def _all_one(subject: Subject, name: str) -> bool:
+    weights = subject.draft_weights
+    return weights.info(name).float_dtype is not None and bool(
+        (weights.checkpoint.floats(weights.names[name]) == 1.0).all()
+    )
+
+
+def _norms_were_trained(subject: Subject) -> bool:
+    """Whether the norms that every draft reads have moved from where training starts them."""
+    names = [name for name in subject.draft_weights.names if name == "norm.weight" or _LAYER_NORM.search(name)]
+    return bool(names) and not any(_all_one(subject, name) for name in names)
 
 
 def key_of(draft: DraftConfig, flag: str) -> str:

@@ -6,11 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from drafttrace.compare.audit.loading_checks import unread
+from drafttrace.compare.audit.mistyped_keys import mistyped_ids
 from drafttrace.compare.audit.odd_id_checks import odd_id_findings, stops_at_the_object
-from drafttrace.compare.audit.remedies import wiring_remedy
-from drafttrace.compare.audit.sglang_rules import FIRST_VERSION, LAST_VERSION, capability
-from drafttrace.compare.audit.subject import Subject, fault, note
-from drafttrace.compare.draft_config import NESTED, SPECULATORS
+from drafttrace.compare.audit.remedies import ids_line, wiring_remedy
+from drafttrace.compare.audit.sglang_rules import FIRST_VERSION, LAST_VERSION, in_table
+from drafttrace.compare.audit.subject import OUTSIDE, Subject, fault, note
+from drafttrace.compare.config_switches import near_name
+from drafttrace.compare.draft_config import NESTED, SPECULATORS, LayerIds
 from drafttrace.compare.result import Finding
 from drafttrace.compare.wiring import read
 from drafttrace.tracer.boundary import wiring_name
@@ -18,10 +20,11 @@ from drafttrace.tracer.boundary import wiring_name
 
 def wiring_findings(subject: Subject) -> Iterator[Finding]:
     """Every difference between the trained and the served wiring, where both are known; hints where one is not."""
+    yield from release_findings(subject)
     if subject.reader is None:
-        yield _no_capture(subject)
+        if subject.target.architecture is not None:  # else that is told
+            yield _no_capture(subject)
         return
-    yield from _release(subject)
     yield from odd_id_findings(subject)
     if subject.served.wiring is None or stops_at_the_object(
         subject.draft
@@ -51,20 +54,19 @@ def wiring_findings(subject: Subject) -> Iterator[Finding]:
         )
 
 
-def _release(subject: Subject) -> Iterator[Finding]:
+def release_findings(subject: Subject) -> Iterator[Finding]:
     """A release of which the table knows nothing: another one's rules stand in for it."""
-    reader = subject.reader
-    known = capability(reader.architecture, reader.version) if reader is not None and not reader.installed else None
-    if reader is None or known is None or known.exact:
+    version = subject.version
+    if (subject.reader is not None and subject.reader.installed) or in_table(version):
         return
     yield note(
         "boundary-offset",
         0.3,
-        f"SGLang {reader.version} lies outside the table, which goes from {FIRST_VERSION} to {LAST_VERSION}: what it makes "
+        f"SGLang {version} lies outside the table, which goes from {FIRST_VERSION} to {LAST_VERSION}: what it makes "
         "of layer ids, switches and names is told by its nearest release in the table, and may be otherwise.",
         f"Audit with that release installed and without --sglang-version, or serve one from {FIRST_VERSION} to "
         f"{LAST_VERSION}.",
-        {"version": reader.version, "first": FIRST_VERSION, "last": LAST_VERSION},
+        {OUTSIDE: version, "first": FIRST_VERSION, "last": LAST_VERSION},
     )
 
 
@@ -163,16 +165,18 @@ def _unknown_training(subject: Subject) -> Iterator[Finding]:
     """Nothing says what training used: tell what the server does and where readers disagree."""
     draft, served = subject.draft, subject.served.wiring or ()
     if subject.served.ids_from == "default":
-        stands = "there are none in the config"
+        stands, ids = "there are none in the config", draft.layer_ids or mistyped_ids(draft)
         if draft.ids_problem is not None:
             stands = draft.ids_problem
         elif draft.layer_ids is not None:
             stands = f"they stand in {draft.layer_ids.where}, which SGLang does not read"
-        wanted = subject.readings[0].wiring or served
-        either = served in {
-            reading.wiring for reading in subject.readings[:2]
-        }  # as one of those who write ids means them
-        build = note if draft.ids_problem is None and (draft.layer_ids is None or either) else fault
+        elif ids is not None:
+            stands = f"they stand in {ids.where}, which nobody reads (did you mean {NESTED}?)"
+        wanted, meant = subject.readings[0].wiring or served, {reading.wiring for reading in subject.readings[:2]}
+        if draft.layer_ids is None and ids is not None:
+            wanted, meant = _by_another_name(subject, ids)
+        # as one of those who write ids means them
+        build = note if draft.ids_problem is None and (ids is None or served in meant) else fault
         yield build(
             "default-wiring",
             0.4 if build is note else 0.9,
@@ -194,14 +198,25 @@ def _unknown_training(subject: Subject) -> Iterator[Finding]:
         )
 
 
+def _by_another_name(subject: Subject, ids: LayerIds) -> tuple[tuple[int, ...], set[tuple[int, ...] | None]]:
+    """The wiring that ids under a mistyped name are most likely for, and all that they may be for."""
+    plain, late = tuple(ids.ids), tuple(k + 1 for k in ids.ids)
+    if near_name(ids.where) == NESTED and subject.reader is not None:  # as this server reads that field
+        served = subject.reader.served(ids.ids, subject.target.layers)
+        return served, {served}
+    return late, {plain, late}
+
+
 def _moved_ids(subject: Subject, wanted: Sequence[int]) -> str:
     """Where the ids belong; both readings of ids that do not say which is meant."""
-    said, slots = subject.draft.layer_ids, subject.fc_slots
+    said, slots = subject.draft.layer_ids or mistyped_ids(subject.draft), subject.fc_slots
     if said is None and slots not in (None, len(wanted)):
         return (
             f"List the {slots} ids that training used in {NESTED}: fc reads {slots} slots, and the default has "
             f"{len(wanted)}. Where nobody knows them, --dump or --trained finds the line to write."
         )
+    if said is not None and subject.draft.layer_ids is None and near_name(said.where) == NESTED:
+        return f"Write the list under its name: {ids_line(subject.draft, said.ids)} (SGLang: {wiring_name(wanted)})"
     if said is None or tuple(said.ids) == tuple(wanted):
         return f"Put the ids where the server looks: {wiring_remedy(subject, wanted)}"
     return (
@@ -274,4 +289,7 @@ def _why_default(subject: Subject) -> str:
         return draft.ids_problem
     if draft.layer_ids is not None:
         return f"the ids stand in {draft.layer_ids.where} and SGLang reads {NESTED} only"
+    mistyped = mistyped_ids(draft)
+    if mistyped is not None:
+        return f"the ids stand in {mistyped.where}, which nobody reads (did you mean {NESTED}?)"
     return f"the config has no {NESTED}"

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from drafttrace.compare.audit.config_checks import skipped_fc, starting_faults, tied_head
+from drafttrace.compare.audit.head_rows import head_row_findings
 from drafttrace.compare.audit.layer_checks import layer_findings
 from drafttrace.compare.audit.mla_checks import class_findings
 from drafttrace.compare.audit.name_checks import name_findings
@@ -19,7 +20,9 @@ from drafttrace.compare.audit.said_in_vain import odd_flags, odd_layer_types, un
 from drafttrace.compare.audit.subject import Subject
 from drafttrace.compare.audit.unused_checks import unused_findings
 from drafttrace.compare.audit.vocab_checks import vocabulary_findings, vocabulary_map
+from drafttrace.compare.audit.vocab_sizes import vocabulary_size
 from drafttrace.compare.audit.weight_checks import NOT_FINITE, TensorReport, tensor_reports, weight_findings
+from drafttrace.compare.audit.wiring_checks import release_findings
 from drafttrace.compare.draft_weights import split_fused
 from drafttrace.compare.replay.loading import Replayer
 from drafttrace.compare.replay.ranking import significant
@@ -39,6 +42,7 @@ def audited_findings(
     """Faults and hints about config and weights. rope: what the server's rope gives in the trainer's place, if tried.
     running: a server was seen to run this draft, so that nothing kept it from starting."""
     draft = subject.draft
+    yield from release_findings(subject)
     if not running:
         yield from starting_faults(subject)
     yield from quantization_findings(subject)
@@ -49,6 +53,7 @@ def audited_findings(
     yield from class_findings(subject)
     yield from layer_findings(subject)
     yield from odd_id_findings(subject)
+    yield from vocabulary_size(subject)
     yield from name_findings(subject)
     for found in rope_differences(draft):
         yield _measured(found, rope) if rope is not None and "apart" in found.evidence else found
@@ -101,7 +106,9 @@ def _of_the_weights(subject: Subject, replayer: Replayer) -> Iterator[Finding]:
         told = found.id in _WEIGHTS or "zero" in found.evidence
         if found.severity == FAULT and ((told and of != EMBEDDING) or of == HEAD):
             yield found
-    yield from (f for f in vocabulary_findings(subject, vocabulary_map(subject)) if f.id in _MAPS)
+    found = vocabulary_map(subject)
+    yield from (f for f in vocabulary_findings(subject, found) if f.id in _MAPS)
+    yield from head_row_findings(subject, found)
 
 
 def _looked_over(report: TensorReport, subject: Subject, replayer: Replayer) -> TensorReport:

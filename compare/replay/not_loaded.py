@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from drafttrace.compare.audit.first_eagle import first_eagle
 from drafttrace.compare.audit.layer_checks import layer_findings
 from drafttrace.compare.audit.quantized import is_part
+from drafttrace.compare.audit.slot_width import with_true_widths
 from drafttrace.compare.audit.subject import Subject
-from drafttrace.compare.audit.true_width import with_true_width
 from drafttrace.compare.audit.turned_tensors import with_turned_tensors
 from drafttrace.compare.audit.weight_checks import headless_finding, shape_findings
 from drafttrace.compare.result import Finding
@@ -35,7 +35,7 @@ def _reasons(subject: Subject) -> Iterator[Finding]:
         yield early
     subject, turned = with_turned_tensors(subject)
     yield from turned
-    subject, wider, _ = with_true_width(subject)
+    subject, wider, _ = with_true_widths(subject)
     yield from wider
     yield from (found for found in layer_findings(subject) if found.id == "weights-missing")
     yield from shape_findings(subject)

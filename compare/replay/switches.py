@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from drafttrace.compare.config_switches import keys_of, unknown_switches
+from drafttrace.compare.config_switches import keys_of, near_name, unknown_switches
 from drafttrace.compare.draft_config import DraftConfig
 from drafttrace.compare.draft_weights import DraftWeights
 from drafttrace.tracer.errors import UnknownFormat
@@ -48,7 +48,7 @@ def switches_of(config: DraftConfig, weights: DraftWeights, ignore: Collection[s
     _check_ignored(config, ignore)
     unknown = unknown_switches(config, ignore)
     if unknown:
-        listed = ", ".join(f"'{key}'" for key in unknown)
+        listed = ", ".join(f"'{key}'{_meant(key)}" for key in unknown)
         raise UnknownFormat(
             f"{config.path} sets {listed}, which the replay does not know, so its numbers would be another model's; "
             f"give --ignore {unknown[0]} if it changes nothing in the draft's forward."
@@ -67,6 +67,12 @@ def switches_of(config: DraftConfig, weights: DraftWeights, ignore: Collection[s
         embedding=OWN if own else TARGETS,
         windows=config.windows if config.window is not None else (),
     )
+
+
+def _meant(key: str) -> str:
+    """The known key that an unknown one is nearly, as a question."""
+    near = near_name(key)
+    return f" (did you mean '{near}'?)" if near is not None else ""
 
 
 def _check_ignored(config: DraftConfig, ignore: Collection[str]) -> None:

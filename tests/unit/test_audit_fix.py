@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from audit_folders import DEEPSEEK_TARGET, specforge, write_draft, write_target
+from audit_folders import DEEPSEEK_TARGET, draft_tensors, specforge, write_draft, write_target
 from safetensors.torch import load_file, save_file
 
 import drafttrace
@@ -110,16 +110,15 @@ def test_a_refused_fix_is_refused_before_any_report_is_written(tmp_path: Path) -
     assert twice.returncode == 2 and "same file" in twice.stderr, twice.stderr
 
 
-def test_a_switch_that_is_overruled_inside_eagle_config_is_written_there(tmp_path: Path) -> None:
-    """The remedy was "norm_before_fc": true, which stood in the file already, and --fix wrote it once more."""
+def test_a_switch_that_is_overruled_inside_eagle_config_is_told_with_its_place(tmp_path: Path) -> None:
+    """The remedy was "norm_before_fc": true, which stood in the file already; --fix wrote it once more."""
     pair = ROOT / "pairs/tiny-llama"
     draft = tmp_path / "draft"
     shutil.copytree(pair / "draft", draft)
     (weights,) = draft.glob("*.safetensors")
     tensors = load_file(weights)
-    save_file(
-        tensors | {"input_norm.weight": torch.ones(tensors["fc.weight"].shape[1], dtype=torch.bfloat16)}, weights
-    )
+    wide = torch.full((tensors["fc.weight"].shape[1],), 1.5, dtype=torch.bfloat16)
+    save_file(tensors | {"input_norm.weight": wide}, weights)
     config = json.loads((draft / "config.json").read_text())
     config["norm_before_fc"] = True
     config["eagle_config"]["norm_before_fc"] = False
@@ -127,7 +126,50 @@ def test_a_switch_that_is_overruled_inside_eagle_config_is_written_there(tmp_pat
     found = drafttrace.check(pair / "target", draft)
     (missing,) = [f for f in found.findings if f.id == "norm-missing"]
     assert "eagle_config.norm_before_fc is set to false" in missing.summary
-    assert found.fix == {"eagle_config.norm_before_fc": True}
+    assert missing.remedy.startswith('"norm_before_fc": true inside "eagle_config"') and found.left == (missing,)
     config["eagle_config"]["norm_before_fc"] = True
     (draft / "config.json").write_text(json.dumps(config))
     assert not [f for f in drafttrace.check(pair / "target", draft).findings if f.severity == "fault"]
+
+
+def test_fix_writes_the_default_ids_where_the_remedy_is_to_write_them(tmp_path: Path) -> None:
+    """The line was printed and left out of the copy."""
+    target = write_target(tmp_path / "target")
+    draft = write_draft(tmp_path / "draft", specforge(None))
+    for trained in (None, (2, 16, 29)):
+        result = drafttrace.check(target, draft, sglang_version="0.5.23", trained=trained)
+        (found,) = result.findings
+        assert found.id == "default-wiring" and "[1, 15, 28]" in found.remedy
+        assert result.fix == {"eagle_config.eagle_aux_hidden_state_layer_ids": [1, 15, 28]}
+        fix(draft, tmp_path / f"out{len(trained or ())}", result.fix)
+        shutil.copy(draft / "model.safetensors", tmp_path / f"out{len(trained or ())}")
+        again = drafttrace.check(target, tmp_path / f"out{len(trained or ())}", sglang_version="0.5.23", trained=trained)
+        assert not again.findings and again.readings[-1].boundaries == (2, 16, 29)
+
+
+@pytest.mark.parametrize(("value", "severity"), [(1.0, "note"), (1.5, "fault")])
+@pytest.mark.parametrize("flag", ["fc_norm", "norm_before_fc"])
+def test_fix_leaves_a_norm_that_only_the_replay_can_judge(
+    flag: str, value: float, severity: str, tmp_path: Path
+) -> None:
+    """--fix switched a norm on of which the replay says that training did not use it."""
+    names = {"fc_norm": [f"fc_norm.{k}.weight" for k in range(3)], "norm_before_fc": ["input_norm.weight"]}[flag]
+    width = 16 if flag == "fc_norm" else 48
+    tensors = {**draft_tensors(), **{name: torch.full((width,), value) for name in names}}
+    draft = write_draft(tmp_path / "draft", specforge([1, 15, 28]), tensors)
+    result = drafttrace.check(write_target(tmp_path / "target"), draft, sglang_version="0.5.23")
+    (found,) = [f for f in result.findings if f.id == "norm-missing"]
+    assert found.severity == severity and "drafttrace replay" in found.remedy and result.fix == {}
+    assert [f.id for f in result.left] == ["norm-missing"] * (severity == "fault")
+
+
+def test_fix_says_on_the_terminal_what_it_leaves(tmp_path: Path) -> None:
+    from drafttrace.compare.audit.render import left_over, markdown
+
+    target = write_target(tmp_path / "target")
+    broken = {**draft_tensors(), "norm.weight": torch.full((16,), float("nan")), "fc.weight": torch.zeros(16, 48)}
+    draft = write_draft(tmp_path / "draft", specforge([1, 15, 28], num_aux_hidden_states=5), broken)
+    result = drafttrace.check(target, draft, sglang_version="0.5.23")
+    assert result.fix == {"num_aux_hidden_states": 3} and {f.id for f in result.left} == {"nan-inf", "weights-missing"}
+    assert "2 problems that no line of the config is sure to put right are left" in left_over(result)
+    assert "and would leave" in markdown(result) and result.to_json()["left"][0]["id"]

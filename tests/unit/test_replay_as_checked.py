@@ -206,3 +206,10 @@ def test_a_search_tells_the_accept_length_of_the_whole_text() -> None:
         result = replay(capture, pair / "draft", pair / "target", search_wirings=search, switches=False)
         told += [found.evidence["expected"] for found in result.findings if found.id == "none"]
     assert len(told) == 2 and told[0] == told[1]
+
+
+def test_a_vocab_size_that_is_not_the_targets_is_told_by_the_replay_too(world: World, tmp_path: Path) -> None:
+    """Only check had a word for it."""
+    folder = draft(world, tmp_path / "draft", specforge(IDS, vocab_size=2 * VOCAB))
+    (told,) = [f for f in replayed(world, folder).findings if "vocab_size" in f.summary]
+    assert told.summary in {f.summary for f in check(world.target, folder).findings} and told.severity == "fault"

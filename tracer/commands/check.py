@@ -124,7 +124,7 @@ def check(
     output.emit(json_out, found.to_json, lambda: render.terminal(found, output.console()), quiet=quiet)
     if fix_to is not None and json_out != "-" and not quiet:
         message = f"the corrected copy is in {written}" if written else "nothing in the config could be corrected"
-        output.console().print(message, markup=False)
+        output.console().print(f"{message}{render.left_over(found)}", markup=False)
     raise typer.Exit(found.exit_code)
 
 

@@ -124,9 +124,7 @@ def _judge(
     return _Judged(subject, tuple(_ordered(findings)), changes, reports, vocabulary, copied)
 
 
-def _against_the_target(
-    subject: Subject, vocabulary: VocabularyMap | None, whole: bool
-) -> tuple[Finding, ...]:
+def _against_the_target(subject: Subject, vocabulary: VocabularyMap | None, whole: bool) -> tuple[Finding, ...]:
     """Values of the draft's that are the target's, where they may not be."""
     return (
         *copied_findings(subject, vocabulary, whole),
@@ -134,9 +132,7 @@ def _against_the_target(
     )
 
 
-def _left(
-    made: _Judged, subject: Subject, dumps: Sequence[Capture], hows: Sequence[Wiring]
-) -> tuple[Finding, ...]:
+def _left(made: _Judged, subject: Subject, dumps: Sequence[Capture], hows: Sequence[Wiring]) -> tuple[Finding, ...]:
     """The faults of the copy that ``--fix`` would write. subject: with the config as it stands in the file."""
     faults = tuple(finding for finding in made.findings if finding.severity == FAULT)
     if not made.fix or not faults:

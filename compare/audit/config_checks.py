@@ -23,6 +23,7 @@ from drafttrace.compare.draft_weights import matrix_shape
 from drafttrace.compare.odd_ids import short_value
 from drafttrace.compare.result import FAULT, Finding
 
+_LARGE_EPS = 1e-2
 EAGLE3_CLASSES = (PLAIN_CLASS, MLA_CLASS)
 _POSITIONS = {"llama": 2048, "kimi_k2": 4096, "deepseek_v3": 4096}
 """What a config class takes without ``max_position_embeddings``."""
@@ -48,6 +49,7 @@ def _by_the_files(subject: Subject) -> Iterator[Finding]:
     yield from loading_findings(subject)
     yield from _fc(subject)
     yield from _flags(subject)
+    yield from _eps(subject)
     yield from odd_flags(subject.draft, subject.draft_weights)
     yield from switch_findings(subject)
     yield from forward_findings(subject)
@@ -219,6 +221,20 @@ def _flags(subject: Subject) -> Iterator[Finding]:
             "reads the shared embedding table unscaled.",
             "Check that the draft was trained on the unscaled table.",
             {"embed_scale": subject.target.embed_scale, "model_type": subject.target.model_type},
+        )
+
+
+def _eps(subject: Subject) -> Iterator[Finding]:
+    """A number so large that norms shrink what they are given: one that was mistyped, or another field's."""
+    said, theirs = subject.draft.eps, subject.target.eps
+    if said >= _LARGE_EPS > theirs:
+        yield note(
+            "norm-gain",
+            0.5,
+            f"rms_norm_eps is {said:g} in the draft's config and {theirs:g} in the target's: every norm of the draft then "
+            "shrinks states that are not far above it, right only if training had that number.",
+            f'"rms_norm_eps": {theirs:g}, if the training config says so.',
+            {"field": "rms_norm_eps", "draft": said, "target": theirs},
         )
 
 

@@ -1,8 +1,8 @@
 """Rows of the draft's head that are rows of the target's head, but of other tokens than ``d2t`` says.
 
-An export that cuts the first rows off the target's head, or a map of another run, looks so: nothing crashes, and every token
-that the draft names is turned into another one. A head that training changed keeps its rows near the target's, so a row is
-told by its direction; one that is near none of the target's rows says nothing.
+An export that cuts the first rows off the target's head, or a map of another run, looks so: nothing crashes, and every
+token that the draft names is turned into another one. A head that training changed keeps its rows near the target's, so a
+row is told by its direction; one that is near none of the target's rows says nothing.
 """
 
 from __future__ import annotations
@@ -40,9 +40,7 @@ class _Rows(NamedTuple):
     said: Ints
 
 
-def head_row_findings(
-    subject: Subject, vocabulary: VocabularyMap | None, whole: bool = False
-) -> Iterator[Finding]:
+def head_row_findings(subject: Subject, vocabulary: VocabularyMap | None, whole: bool = False) -> Iterator[Finding]:
     """One fault about a head whose rows belong to other tokens. whole: search a target's head however large it is."""
     target, head = subject.target_weights, matrix_shape(subject.draft_weights, _HEAD)
     theirs = (stored_name(target, HEAD) or stored_name(target, EMBED)) if target is not None else None
@@ -157,18 +155,26 @@ def _told(subject: Subject, name: str, file: str, count: int) -> tuple[str, str,
         kept_first = t2d is not None and np.array_equal(np.flatnonzero(t2d), np.arange(head))
         what = f"they are the target's first {head} rows in order"
         if kept_first:
-            return "vocab-map-range", what, f"{again}: by t2d, too, training kept the first tokens, so it is zero everywhere."
+            return (
+                "vocab-map-range",
+                what,
+                f"{again}: by t2d, too, training kept the first tokens: it is zero.",
+            )
         return (
             "weights-replaced",
             what,
-            f"Export lm_head.weight again into {file}, row i for the target token i + d2t[i]: the one there was cut off the "
-            f"target's head. If training kept the first {head} tokens, export d2t as zeros instead.",
+            f"Export lm_head.weight again into {file}, row i for the target token i + d2t[i]: the one there was cut off "
+            f"the target's head. If training kept the first {head} tokens, export d2t as zeros instead.",
         )
     if name == _MASK:
         what = "they are the target's rows of the tokens that t2d keeps, in order"
         return "vocab-map-range", what, "Export d2t again from t2d: flatnonzero(t2d) - arange."
     if name == _ABSOLUTE:
-        return "vocab-map-offset", "they fit d2t read as absolute ids, and SGLang reads offsets", "Store d2t[i] - i."
+        return (
+            "vocab-map-offset",
+            "they fit d2t read as absolute ids, and SGLang reads offsets",
+            "Store d2t[i] - i.",
+        )
     if name == _OFFSETS:
         return "vocab-map-offset", "they fit d2t read as offsets, as SGLang reads it", "Keep d2t as it is."
     what = "they are the target's rows of other tokens"

@@ -8,7 +8,14 @@ from typing import Any
 
 from drafttrace.compare.audit.attention_sizes import HEADS, alternatives, attention_sizes, nearest
 from drafttrace.compare.audit.class_tensors import as_built
-from drafttrace.compare.draft_config import MLA_CLASS, DraftConfig, MissingSize, flat_config, parse_draft_config, read_draft_config
+from drafttrace.compare.draft_config import (
+    MLA_CLASS,
+    DraftConfig,
+    MissingSize,
+    flat_config,
+    parse_draft_config,
+    read_draft_config,
+)
 from drafttrace.compare.draft_weights import DraftWeights, draft_weights, matrix_shape
 from drafttrace.tracer.checkpoint import open_checkpoint, read_json
 from drafttrace.tracer.errors import UnreadableFile

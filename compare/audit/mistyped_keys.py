@@ -1,4 +1,4 @@
-"""Keys of a draft's config that nobody reads and that are nearly a key which somebody does: another spelling, another place.
+"""Keys of a draft's config that nobody reads and that are nearly one which somebody does: another spelling or place.
 
 Layer ids under such a name are told as what they are, because a server falls back to its default without them.
 """
@@ -18,8 +18,8 @@ from drafttrace.compare.result import Finding
 _NESTED = "eagle_config."
 _KINDS = {
     "rope": "rope-mismatch", "rotary": "rope-mismatch", "norm": "norm-missing", "bias": "weights-missing",
-    "aux_hidden_state": "slot-count", "target_hidden": "slot-count", "vocab": "vocab-map-range", "window": "window-mismatch",
-    "layer_types": "window-mismatch", "position": "rope-mismatch", "tie": "weights-replaced",
+    "aux_hidden_state": "slot-count", "target_hidden": "slot-count", "vocab": "vocab-map-range",
+    "window": "window-mismatch", "layer_types": "window-mismatch", "position": "rope-mismatch", "tie": "weights-replaced",
 }  # fmt: skip
 """Parts of keys, and what is wrong where a server does not find one that training had; first match counts."""
 _IDS = frozenset(field.rpartition(".")[2] for field in ID_FIELDS)

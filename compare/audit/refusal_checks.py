@@ -36,9 +36,7 @@ def ask_where_unusual(subject: Subject) -> tuple[Loads | None, list[str]]:
     odd = {TARGET: list(unusual_target(subject.target.raw)), DRAFT: []}
     if not unread(subject.draft):
         odd[DRAFT] += unusual_draft(subject.draft)
-    odd[TARGET] = [
-        key for key in odd[TARGET] if key not in {one.key for one in class_misfits(subject.target.raw)}
-    ]
+    odd[TARGET] = [key for key in odd[TARGET] if key not in {one.key for one in class_misfits(subject.target.raw)}]
     if installed_version() == LAST_VERSION:  # the tables were made by asking that release
         odd[TARGET] = [
             key for key in odd[TARGET] if key not in {known for known, _, _ in _known_target(subject.target.raw)}

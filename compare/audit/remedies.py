@@ -47,7 +47,9 @@ def wiring_remedy(subject: Subject, wanted: Sequence[int]) -> str:
 
 def ids_line(draft: DraftConfig, ids: Sequence[int]) -> str:
     """The line for these ids, and where it goes."""
-    return f'"eagle_config": {{"eagle_aux_hidden_state_layer_ids": {list(ids)}}} in {draft.path.name}{_others(draft)}'
+    return (
+        f'"eagle_config": {{"eagle_aux_hidden_state_layer_ids": {list(ids)}}} in {draft.path.name}{_others(draft)}'
+    )
 
 
 def _others(draft: DraftConfig) -> str:

@@ -24,6 +24,8 @@ _LEAST = 1e-3
 """Share of a vector's length up to which two turns are the same: roundings of bf16 are four times as large."""
 _LONGEST = 4096
 """Positions that are looked at, at most."""
+_WIDEST = 8192
+"""Channels of a head beyond which no model has any: the tables of such a number would fill the memory."""
 
 
 def rope_findings(draft: DraftConfig) -> Iterator[Finding]:
@@ -76,6 +78,8 @@ def rope_distance(draft: DraftConfig) -> float | None:
         return None
     length = _positions(draft)
     width = draft.head_dim if draft.mla is None else draft.mla.qk_rope
+    if width > _WIDEST:
+        return None
     try:
         return distance(trained_table(draft, length), served_table(draft, length), width, length)
     except (ArithmeticError, TypeError, ValueError, UnknownFormat):  # said by other findings

@@ -34,9 +34,7 @@ def _with_true_slot_width(subject: Subject) -> tuple[Subject, list[Finding], Map
     if draft.slot_width == width:
         return subject, [], {}
     field = _KEY if draft.target_hidden_size else "hidden_size"
-    base = (
-        f"The draft expects slots {draft.slot_width} wide ({field}), the target's hidden states are {width} wide"
-    )
+    base = f"The draft expects slots {draft.slot_width} wide ({field}), the target's hidden states are {width} wide"
     facts = {"draft": draft.slot_width, "target": width}
     fc = matrix_shape(subject.draft_weights, "fc.weight")
     columns = fc[1] if fc is not None else None

@@ -17,16 +17,16 @@ from drafttrace.compare.odd_ids import short_value
 CLASSES, TYPE = "architectures", "model_type"
 _CLASSES = {
     "apertus": "ApertusForCausalLM", "deepseek_v2": "DeepseekV2ForCausalLM", "deepseek_v3": "DeepseekV3ForCausalLM",
-    "deepseek_v32": "DeepseekV32ForCausalLM", "exaone_moe": "ExaoneMoEForCausalLM", "gemma3": "Gemma3ForConditionalGeneration",
-    "gemma3_text": "Gemma3ForCausalLM", "glm4_moe": "Glm4MoeForCausalLM", "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
-    "glm_moe_dsa": "GlmMoeDsaForCausalLM", "gpt_oss": "GptOssForCausalLM", "kimi_k25": "KimiK25ForConditionalGeneration",
-    "llama": "LlamaForCausalLM", "llama4": "Llama4ForConditionalGeneration", "mellum": "MellumForCausalLM",
-    "minimax_m2": "MiniMaxM2ForCausalLM", "mistral": "MistralForCausalLM", "phi3": "Phi3ForCausalLM",
-    "qwen2": "Qwen2ForCausalLM", "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration", "qwen2_moe": "Qwen2MoeForCausalLM",
-    "qwen3": "Qwen3ForCausalLM", "qwen3_5": "Qwen3_5ForConditionalGeneration",
-    "qwen3_5_moe": "Qwen3_5MoeForConditionalGeneration", "qwen3_moe": "Qwen3MoeForCausalLM",
-    "qwen3_next": "Qwen3NextForCausalLM", "qwen3_vl": "Qwen3VLForConditionalGeneration",
-    "qwen3_vl_moe": "Qwen3VLMoeForConditionalGeneration",
+    "deepseek_v32": "DeepseekV32ForCausalLM", "exaone_moe": "ExaoneMoEForCausalLM",
+    "gemma3": "Gemma3ForConditionalGeneration", "gemma3_text": "Gemma3ForCausalLM", "glm4_moe": "Glm4MoeForCausalLM",
+    "glm4_moe_lite": "Glm4MoeLiteForCausalLM", "glm_moe_dsa": "GlmMoeDsaForCausalLM", "gpt_oss": "GptOssForCausalLM",
+    "kimi_k25": "KimiK25ForConditionalGeneration", "llama": "LlamaForCausalLM",
+    "llama4": "Llama4ForConditionalGeneration", "mellum": "MellumForCausalLM", "minimax_m2": "MiniMaxM2ForCausalLM",
+    "mistral": "MistralForCausalLM", "phi3": "Phi3ForCausalLM", "qwen2": "Qwen2ForCausalLM",
+    "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration", "qwen2_moe": "Qwen2MoeForCausalLM", "qwen3": "Qwen3ForCausalLM",
+    "qwen3_5": "Qwen3_5ForConditionalGeneration", "qwen3_5_moe": "Qwen3_5MoeForConditionalGeneration",
+    "qwen3_moe": "Qwen3MoeForCausalLM", "qwen3_next": "Qwen3NextForCausalLM",
+    "qwen3_vl": "Qwen3VLForConditionalGeneration", "qwen3_vl_moe": "Qwen3VLMoeForConditionalGeneration",
 }  # fmt: skip
 """The class that configs of a type name, of public targets."""
 _OF_A_CLASS = {name: kind for kind, name in _CLASSES.items()}

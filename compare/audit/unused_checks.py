@@ -84,7 +84,10 @@ def _norm_of_a_flag(subject: Subject, flag: str, names: Sequence[str]) -> Findin
         "norm-missing",
         0.5 if idle else 0.85,
         f"The checkpoint has {', '.join(names)}, but {said}, so the server skips the norm"
-        + (": every value of it is one and the draft's other norms have moved, as if training skipped it, too." * idle)
+        + (
+            ": every value of it is one and the draft's other norms have moved, as if training skipped it, too."
+            * idle
+        )
         + "." * (not idle),
         line
         + ("" if reads else f" (not read by SGLang {subject.version})")

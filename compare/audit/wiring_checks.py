@@ -161,30 +161,36 @@ def _ids_or_train(subject: Subject) -> str:
     )
 
 
+def _default_served(subject: Subject) -> Finding:
+    """The default of the server, and the ids that stand where it does not look."""
+    draft, served = subject.draft, subject.served.wiring or ()
+    stands, ids = "there are none in the config", draft.layer_ids or mistyped_ids(draft)
+    if draft.ids_problem is not None:
+        stands = draft.ids_problem
+    elif draft.layer_ids is not None:
+        stands = f"they stand in {draft.layer_ids.where}, which SGLang does not read"
+    elif ids is not None:
+        stands = f"they stand in {ids.where}, which nobody reads (did you mean {NESTED}?)"
+    wanted, either = subject.readings[0].wiring or served, {reading.wiring for reading in subject.readings[:2]}
+    if draft.layer_ids is None and ids is not None:
+        wanted, either = _by_another_name(subject, ids)
+    # as one of those who write ids means them
+    build = note if draft.ids_problem is None and (ids is None or served in either) else fault
+    return build(
+        "default-wiring",
+        0.4 if build is note else 0.9,
+        f"SGLang looks for the layer ids in {NESTED} only; {stands}, so it serves its default "
+        f"{wiring_name(served)}.",
+        _moved_ids(subject, wanted),
+        {"served": list(served), "ids_from": subject.served.ids_from, "problem": draft.ids_problem},
+    )
+
+
 def _unknown_training(subject: Subject) -> Iterator[Finding]:
     """Nothing says what training used: tell what the server does and where readers disagree."""
-    draft, served = subject.draft, subject.served.wiring or ()
+    served = subject.served.wiring or ()
     if subject.served.ids_from == "default":
-        stands, ids = "there are none in the config", draft.layer_ids or mistyped_ids(draft)
-        if draft.ids_problem is not None:
-            stands = draft.ids_problem
-        elif draft.layer_ids is not None:
-            stands = f"they stand in {draft.layer_ids.where}, which SGLang does not read"
-        elif ids is not None:
-            stands = f"they stand in {ids.where}, which nobody reads (did you mean {NESTED}?)"
-        wanted, meant = subject.readings[0].wiring or served, {reading.wiring for reading in subject.readings[:2]}
-        if draft.layer_ids is None and ids is not None:
-            wanted, meant = _by_another_name(subject, ids)
-        # as one of those who write ids means them
-        build = note if draft.ids_problem is None and (ids is None or served in meant) else fault
-        yield build(
-            "default-wiring",
-            0.4 if build is note else 0.9,
-            f"SGLang looks for the layer ids in {NESTED} only; {stands}, so it serves its default "
-            f"{wiring_name(served)}.",
-            _moved_ids(subject, wanted),
-            {"served": list(served), "ids_from": subject.served.ids_from, "problem": draft.ids_problem},
-        )
+        yield _default_served(subject)
         return
     meant = subject.readings[0].wiring or ()
     if meant != served and len(meant) == len(served):

@@ -106,9 +106,9 @@ def _of_the_weights(subject: Subject, replayer: Replayer) -> Iterator[Finding]:
         told = found.id in _WEIGHTS or "zero" in found.evidence
         if found.severity == FAULT and ((told and of != EMBEDDING) or of == HEAD):
             yield found
-    found = vocabulary_map(subject)
-    yield from (f for f in vocabulary_findings(subject, found) if f.id in _MAPS)
-    yield from head_row_findings(subject, found)
+    vocabulary = vocabulary_map(subject)
+    yield from (f for f in vocabulary_findings(subject, vocabulary) if f.id in _MAPS)
+    yield from head_row_findings(subject, vocabulary)
 
 
 def _looked_over(report: TensorReport, subject: Subject, replayer: Replayer) -> TensorReport:

@@ -143,7 +143,9 @@ def test_fix_writes_the_default_ids_where_the_remedy_is_to_write_them(tmp_path: 
         assert result.fix == {"eagle_config.eagle_aux_hidden_state_layer_ids": [1, 15, 28]}
         fix(draft, tmp_path / f"out{len(trained or ())}", result.fix)
         shutil.copy(draft / "model.safetensors", tmp_path / f"out{len(trained or ())}")
-        again = drafttrace.check(target, tmp_path / f"out{len(trained or ())}", sglang_version="0.5.23", trained=trained)
+        again = drafttrace.check(
+            target, tmp_path / f"out{len(trained or ())}", sglang_version="0.5.23", trained=trained
+        )
         assert not again.findings and again.readings[-1].boundaries == (2, 16, 29)
 
 
@@ -170,6 +172,9 @@ def test_fix_says_on_the_terminal_what_it_leaves(tmp_path: Path) -> None:
     broken = {**draft_tensors(), "norm.weight": torch.full((16,), float("nan")), "fc.weight": torch.zeros(16, 48)}
     draft = write_draft(tmp_path / "draft", specforge([1, 15, 28], num_aux_hidden_states=5), broken)
     result = drafttrace.check(target, draft, sglang_version="0.5.23")
-    assert result.fix == {"num_aux_hidden_states": 3} and {f.id for f in result.left} == {"nan-inf", "weights-missing"}
+    assert result.fix == {"num_aux_hidden_states": 3} and {f.id for f in result.left} == {
+        "nan-inf",
+        "weights-missing",
+    }
     assert "2 problems that no line of the config is sure to put right are left" in left_over(result)
     assert "and would leave" in markdown(result) and result.to_json()["left"][0]["id"]

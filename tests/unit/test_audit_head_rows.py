@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from audit_folders import PRUNED, VOCAB, draft_tensors, kept_tokens, specforge, target_tensors, write_draft, write_target
+from audit_folders import (
+    PRUNED,
+    VOCAB,
+    draft_tensors,
+    kept_tokens,
+    specforge,
+    target_tensors,
+    write_draft,
+    write_target,
+)
 
 from drafttrace.compare.audit.check import check
 from drafttrace.compare.audit.result import CheckResult
@@ -29,7 +38,9 @@ def told(result: CheckResult) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("moved", [0.0, 0.02], ids=["bit for bit", "trained further"])
 def test_a_head_cut_off_the_target_is_told_where_d2t_keeps_other_tokens(moved: float, tmp_path: Path) -> None:
     """Nothing was said of it, whether training had moved the rows a little or not."""
-    head = THEIRS[:PRUNED] + moved * torch.randn(PRUNED, THEIRS.shape[1], generator=torch.Generator().manual_seed(2))
+    head = THEIRS[:PRUNED] + moved * torch.randn(
+        PRUNED, THEIRS.shape[1], generator=torch.Generator().manual_seed(2)
+    )
     result = audited(tmp_path, lm_head__weight=head)
     assert told(result) == [("weights-replaced", "first")]
     (found,) = result.faults
@@ -73,7 +84,11 @@ def test_rows_of_the_target_that_are_all_alike_tell_nothing(tmp_path: Path) -> N
     """Rows of an unused part of a vocabulary are one row: none of them is another token's."""
     from safetensors.torch import save_file
 
-    draft = write_draft(tmp_path / "draft", specforge([1, 15, 28]), draft_tensors(), lm_head__weight=THEIRS[:1].repeat(PRUNED, 1))
+    draft = write_draft(
+        tmp_path / "draft", specforge([1, 15, 28]), draft_tensors(), lm_head__weight=THEIRS[:1].repeat(PRUNED, 1)
+    )
     target = write_target(tmp_path / "target")
-    save_file({**target_tensors(), "lm_head.weight": THEIRS[:1].repeat(VOCAB, 1).bfloat16()}, target / "model.safetensors")
+    save_file(
+        {**target_tensors(), "lm_head.weight": THEIRS[:1].repeat(VOCAB, 1).bfloat16()}, target / "model.safetensors"
+    )
     assert not told(check(target, draft, sglang_version="0.5.23"))

@@ -11,6 +11,7 @@ import pytest
 from audit_folders import (
     DEEPSEEK_TARGET,
     draft_tensors,
+    mla,
     modelopt,
     specforge,
     speculators,
@@ -143,3 +144,14 @@ def test_a_million_layers_are_refused_and_not_listed_one_by_one(whose: str, tmp_
     draft = write_draft(tmp_path / "draft", specforge([1, 15, 28], **(more if whose == "draft" else {})))
     with pytest.raises(DrafttraceError, match="num_hidden_layers"):
         check(target, draft)
+
+
+@pytest.mark.parametrize("key", ["head_dim", "qk_rope_head_dim", "max_position_embeddings", "num_key_value_heads"])
+def test_a_size_of_billions_takes_no_memory(key: str, tmp_path: Path) -> None:
+    """A head_dim of 2147483648 asked for tables of 8 GB, and the machine ended the check."""
+    resource = pytest.importorskip("resource")
+    config = mla([1, 15, 28]) if key.startswith("qk") else specforge([1, 15, 28])
+    target, draft = write_target(tmp_path / "target"), write_draft(tmp_path / "draft", {**config, key: 2**31})
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    survives(target, draft)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20  # kilobytes

@@ -28,7 +28,9 @@ NESTED = "eagle_config.eagle_aux_hidden_state_layer_ids"
 
 
 def audited(folder: Path, config: dict[str, Any], **more: Any) -> CheckResult:
-    return check(write_target(folder / "target"), write_draft(folder / "draft", config), sglang_version="0.5.23", **more)
+    return check(
+        write_target(folder / "target"), write_draft(folder / "draft", config), sglang_version="0.5.23", **more
+    )
 
 
 @pytest.mark.parametrize("key", ["norm_magic", "embed_scale", "scaled_residual", "gated_attn"])
@@ -97,7 +99,9 @@ def test_ids_under_another_name_at_the_top_are_not_guessed(key: str, tmp_path: P
 def test_ordinary_keys_of_public_families_are_no_mistypings(name: str) -> None:
     """A draft's config may be its target's, copied whole."""
     target = FAMILIES[name]
-    part = {key: value for key, value in (target.get("text_config") or target).items() if not isinstance(value, dict)}
+    part = {
+        key: value for key, value in (target.get("text_config") or target).items() if not isinstance(value, dict)
+    }
     whole = {**part, **{key: value for key, value in target.items() if not isinstance(value, dict)}}
     draft = parse_draft_config({**specforge(IDS), **whole, **specforge(IDS)}, Path("config.json"))
     assert not mistyped_keys(draft)

@@ -141,7 +141,7 @@ def test_no_tensor_asks_for_another_width_than_the_targets(tmp_path: Path) -> No
     """A bad fc was to be made fit by "target_hidden_size": 20."""
     tensors = {**draft_tensors(), "fc.weight": torch.rand(HIDDEN, 60)}
     result = audited(tmp_path, specforge(IDS, target_hidden_size=HIDDEN), tensors)
-    assert result.faults and not any("target_hidden_size\": 20" in f.remedy for f in result.findings)
+    assert result.faults and not any('target_hidden_size": 20' in f.remedy for f in result.findings)
 
 
 def test_a_vocab_size_that_t2d_contradicts_is_written(tmp_path: Path) -> None:
@@ -150,4 +150,6 @@ def test_a_vocab_size_that_t2d_contradicts_is_written(tmp_path: Path) -> None:
     held = {k: v for k, v in draft_tensors().items() if k != "t2d"}
     (tmp_path / "draft" / "model.safetensors").unlink()
     result = audited(tmp_path, specforge(IDS, vocab_size=2 * VOCAB), held)
-    assert result.fix == {} and "if both use the same tokenizer" in result.faults[0].remedy and len(result.left) == 1
+    assert (
+        result.fix == {} and "if both use the same tokenizer" in result.faults[0].remedy and len(result.left) == 1
+    )

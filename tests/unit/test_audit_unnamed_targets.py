@@ -78,7 +78,7 @@ def test_what_is_meant_is_what_the_families_write(name: str) -> None:
 
 
 def test_an_answer_that_does_not_come_is_told_as_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """"None that can be imported is installed here" was said of a SGLang that was slow."""
+    """ "None that can be imported is installed here" was said of a SGLang that was slow."""
 
     def slow(*_: Any, **more: Any) -> None:
         raise subprocess.TimeoutExpired("python", more["timeout"])

@@ -35,8 +35,9 @@ def _reasons(subject: Subject) -> Iterator[Finding]:
         yield early
     subject, turned = with_turned_tensors(subject)
     yield from turned
-    subject, wider, _ = with_true_widths(subject)
-    yield from wider
+    subject, wider, changes = with_true_widths(subject)
+    if changes:  # a draft of a wider target is told with the states that are too narrow for it
+        yield from wider
     yield from (found for found in layer_findings(subject) if found.id == "weights-missing")
     yield from shape_findings(subject)
     headless = headless_finding(subject)

@@ -219,3 +219,11 @@ def test_a_bad_export_of_one_part_of_the_mlp_is_written_into_no_config(tmp_path:
         config = specforge(CANONICAL, head_dim=8, intermediate_size=size)
         result = audited(tmp_path / str(size), config, tensors)
         assert result.faults and "intermediate_size" not in result.fix
+
+
+@pytest.mark.parametrize(("eps", "told"), [(0.5, True), (1e-5, False), (1e-6, False)])
+def test_a_norms_number_as_large_as_its_states_is_a_hint(eps: float, told: bool, tmp_path: Path) -> None:
+    """ "rms_norm_eps": 0.5 passed without a word, and so did the 1.0 that --fix wrote for a 1."""
+    draft = write_draft(tmp_path / "draft", specforge([1, 15, 28], rms_norm_eps=eps))
+    found = check(write_target(tmp_path / "target"), draft, sglang_version="0.5.23").findings
+    assert [f.id for f in found] == ["norm-gain"] * told

@@ -213,3 +213,15 @@ def test_a_vocab_size_that_is_not_the_targets_is_told_by_the_replay_too(world: W
     folder = draft(world, tmp_path / "draft", specforge(IDS, vocab_size=2 * VOCAB))
     (told,) = [f for f in replayed(world, folder).findings if "vocab_size" in f.summary]
     assert told.summary in {f.summary for f in check(world.target, folder).findings} and told.severity == "fault"
+
+
+def test_a_head_of_other_tokens_is_told_by_the_replay_too(world: World, tmp_path: Path) -> None:
+    """Both were silent."""
+    theirs = load_file(world.target / "model.safetensors")["lm_head.weight"]
+    held = load_file(world.draft / "model.safetensors")
+    rows = held["lm_head.weight"].shape[0]
+    ids = (held["d2t"] + torch.arange(rows)) if "d2t" in held else torch.arange(rows)
+    head = theirs[(ids + 1) % len(theirs)].float()
+    folder = draft(world, tmp_path / "draft", specforge(IDS), lm_head__weight=head)
+    told = [f.summary for f in replayed(world, folder).findings if "belong to other tokens" in f.summary]
+    assert told and told[0] in {f.summary for f in check(world.target, folder).findings}

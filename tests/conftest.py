@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from site_folder import python_path_with
 from sglang_cpu.server import CpuServer
+from site_folder import python_path_with
 
 ROOT = Path(__file__).resolve().parents[1]
 # `drafttrace serve` as a user runs it; what follows are SGLang's arguments.

@@ -105,9 +105,13 @@ def _unknown_option(error: Any, context: Context) -> str:
 
 
 def near_options(typed: str, options: Iterable[str]) -> list[str]:
-    """The options that ``typed`` may be a slip of, nearest first; the dashes, which all have, make none alike."""
+    """The options that ``typed`` may be a slip of, or a word of, nearest first; the dashes, which all have, make none
+    alike."""
+    word = typed.lstrip("-")
     bare = {name.lstrip("-"): name for name in options if name.startswith("--")}
-    return [bare[name] for name in difflib.get_close_matches(typed.lstrip("-"), bare, 2, _ALIKE)]
+    near = difflib.get_close_matches(word, bare, 2, _ALIKE)
+    longer = difflib.get_close_matches(word, [name for name in bare if word in name.split("-")], 2, 0.0)
+    return [bare[name] for name in near or longer]
 
 
 # Of a slip of a letter or two; "foo" and "format" are not alike.

@@ -83,6 +83,10 @@ def test_convert_writes_what_was_said(mine: Path, known: Capture, everything: li
         assert np.array_equal(one.rows.floats(), two.rows.floats())
     refused = run("convert", mine, tmp_path / "x.safetensors", "--to", "safetensors", *FIELDS)
     assert refused.returncode == 2
+    assert "--lose other-fields" in refused.stderr  # the last state and the mask, which nobody named here
+    lost = ("--lose", "other-fields")
+    refused = run("convert", mine, tmp_path / "x.safetensors", "--to", "safetensors", *FIELDS, *lost)
+    assert refused.returncode == 2
     assert "--boundaries" in refused.stderr
 
 

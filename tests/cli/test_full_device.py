@@ -51,6 +51,7 @@ def test_only_near_names_are_suggested() -> None:
     assert near_options("--refernce", options) == []
     assert near_options("--tokeniser", options)[0] == "--tokenizer"
     assert near_options("--treshold", options) == ["--threshold"]
+    assert near_options("--dir", ["--trace-dir", "--max-dir-mib", "--token"])[0] == "--trace-dir"
 
 
 def test_a_server_that_does_not_start_leaves_no_trace_folder(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def slot_result(
         measured.ids,
     )
     ours, theirs = _facts_of(location, "left", index), _facts_of(location, "reference", index)
-    floor = noise.of_slot(index) if noise is not None and index >= 0 else None
+    floor = noise.of_slot(index) if noise is not None else None
     made = SlotResult(
         slot=index,
         left=left.name,

@@ -31,6 +31,7 @@ from drafttrace.compare.result import EXIT_CODES, FAULT, Result, SlotResult
 from drafttrace.compare.rope_facts import RopeTrial
 from drafttrace.compare.sample import MIN_ROWS
 from drafttrace.compare.single_rows import fit_singles
+from drafttrace.compare.small_fits import with_small_fits
 from drafttrace.compare.streams import Location, Sides, Wirings, find_shift, locate_all, wirings
 from drafttrace.compare.thresholds import DEFAULT, Noise, Thresholds
 from drafttrace.tracer.capture import Capture
@@ -45,6 +46,8 @@ NO_WIRINGS = Wirings((), (), None, None, None)
 NO_RANKS = RankFacts()
 
 
+# Misread bytes hold any numbers: what overflows is told by what comes out, not by a warning.
+@np.errstate(all="ignore")
 def diff(
     left: Capture,
     reference: Capture | None,
@@ -86,6 +89,7 @@ def diff(
     location = locate_all(alignment, sides, thresholds)
     measured = tuple(measured_slots(left, sides, alignment, location))
     slots = tuple(_judged(measured, location, judging))
+    location = with_small_fits(location, slots, sides, alignment)
     odd = tuple(row_facts(slot, thresholds) for slot in measured)
     parts, singles = _looked_into(measured, slots, location, sides, thresholds)
     maps = row_maps(left, measured, slots, location.cross, thresholds.match, parts)
@@ -126,6 +130,10 @@ def _looked_into(
     singles: list[SingleFacts] = []
     for slot, judged in zip(measured, slots, strict=True):
         alike = judged.rel_l2.p50 <= judged.judged.noise_limit
+        alike = alike and not any(
+            fact.explanation is not None and fact.index == judged.slot
+            for fact in (*location.left, *location.reference)
+        )
         wholes = () if alike else tuple(whole_slots(slot, location, sides, thresholds))
         mine = fit_parts(slot, judged, wholes, location, sides, thresholds)
         singles += fit_singles(slot, judged, mine, wholes, location, sides, thresholds)
@@ -161,6 +169,11 @@ def measure_noise(one: Capture, two: Capture, of: Capture | None = None) -> Nois
         f"{one.path} against {two.path}{another_prompt(of, one) if of is not None else ''}",
         tuple(slot.rel_l2.p50 for slot in result.slots),
         tuple(slot.rel_l2.p99 for slot in result.slots),
+        {
+            state.slot: (state.rel_l2.p50, state.rel_l2.p99)
+            for state in result.others
+            if state.rel_l2.p50 <= DEFAULT.noise and np.isfinite(state.rel_l2.p99)
+        },
     )
 
 

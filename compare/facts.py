@@ -82,7 +82,8 @@ class PartFacts:
     rows they are, though it is not their own. positions, left_rows: ``[m]``. own: the slot is wrong as a whole, and these
     rows are not even what its others are: the sides are then one side's slot and the boundary that its others hold.
     beyond: the name of the fit that explains all rows of the slot, and was taken out before these were looked at.
-    odd_side: "left" or "reference" where the rows are unlike those beside them on that side alone.
+    odd_side: "left" or "reference" where the rows are unlike those beside them on that side alone. swept: how many of the
+    rows the sweep holds that they were placed by, 0 where none was.
     """
 
     slot: int
@@ -96,6 +97,7 @@ class PartFacts:
     own: bool = False
     beyond: str | None = None
     odd_side: str | None = None
+    swept: int = 0
 
 
 @dataclass(frozen=True)
@@ -226,10 +228,11 @@ class Facts:
 
 
 def layers_of(left: Capture, reference: Capture | None) -> int | None:
-    """Number of decoder layers n of the target, by the trace's wiring block or a target config; None if nothing says so."""
-    wiring = left.about.get("wiring")
-    if isinstance(wiring, Mapping) and isinstance(wiring.get("n"), int):
-        return int(wiring["n"])
+    """Number of decoder layers n of the target, by a trace's wiring block or a target config; None if nothing says so."""
+    for capture in (left, reference):
+        wiring = capture.about.get("wiring") if capture is not None else None
+        if isinstance(wiring, Mapping) and isinstance(wiring.get("n"), int):
+            return int(wiring["n"])
     for capture in (left, reference):
         config = capture.about.get("target_config") if capture is not None else None
         if isinstance(config, Mapping):

@@ -181,19 +181,22 @@ def _is_norm(slot: FcSlot) -> bool:
 
 
 def _seams(table: RowTable) -> tuple[Seam, ...]:
-    """Every round's decode positions against the end of the last extend pass before them."""
+    """Every round's decode positions against the end of the extend pass before them. A request that was retracted computes
+    its rounds again, behind another extend."""
     extend = np.isin(table.phase, EXTEND) & (table.accepted == Accepted.ACCEPTED)
-    decode = table.phase == Phase.DRAFT_DECODE
+    passes = np.unique(table.frame[extend])
+    decode = np.flatnonzero((table.phase == Phase.DRAFT_DECODE) & (table.position >= 0))
+    behind = np.searchsorted(passes, table.frame[decode])
     seams = []
     for number in np.unique(table.round[decode]):
-        here = np.flatnonzero(decode & (table.round == number))
-        first_frame = int(table.frame[here].min())
-        before = np.flatnonzero(extend & (table.frame < first_frame))
-        if len(before) == 0:
-            continue
-        last = before[table.frame[before] == table.frame[before].max()]
-        steps = tuple(int(table.position[here[table.step[here] == s]].min()) for s in np.unique(table.step[here]))
-        seams.append(Seam(int(number), int(table.position[last].max()), steps))
+        for count in np.unique(behind[table.round[decode] == number]):
+            here = decode[(table.round[decode] == number) & (behind == count)]
+            if count == 0:
+                continue
+            last = table.position[extend & (table.frame == passes[count - 1])].max()
+            # The branches of a tree stand at one position.
+            steps = [int(table.position[here[table.step[here] == s]].min()) for s in np.unique(table.step[here])]
+            seams.append(Seam(int(number), int(last), tuple(steps)))
     return tuple(seams)
 
 
@@ -218,6 +221,12 @@ def _embedded(trace: Capture, draft: DraftRows) -> tuple[float | None, Fit | Non
         if bool(same_rows(vectors, vectors[:1].repeat(len(vectors), 0)).all())
     }
     kept = [(row, found[0]) for row, found in pairs if found[0] in words]
+    # Unless the draft's own row of it is one of them: then the others are no picture, and differ from it.
+    torn = [(row, found) for row, found in pairs if found[0] not in words]
+    for (row, found), mine in zip(torn, rows.take(np.array([r for r, _ in torn], np.int64)), strict=True):
+        alike = same_rows(of_token[found[0]], mine[None].repeat(len(found), 0))
+        if alike.any():
+            kept.append((row, found[int(np.argmin(alike))]))
     if not kept:
         return None, None
     ours, theirs = np.array(kept, np.int64).T

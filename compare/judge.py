@@ -87,7 +87,6 @@ def rejudge(result: Result, thresholds: Thresholds) -> Result:
     from drafttrace.compare.findings.base import in_order
     from drafttrace.compare.findings.few_rows import cautious, few_rows
     from drafttrace.compare.findings.level import Ending, conclusion, find_unexplained
-    from drafttrace.compare.findings.open_rows import rows_named
 
     _check(result, thresholds)
     slots = tuple(
@@ -102,7 +101,7 @@ def rejudge(result: Result, thresholds: Thresholds) -> Result:
     judged = counted(slots, others, len(result.left.slots))
     if compared:
         found += [
-            *few_rows(slots, thresholds, rows_named(found)),
+            *few_rows(slots, thresholds, found),
             *find_unexplained(slots, others, found, thresholds),
         ]
         beside = tuple(state.slot for state in others)

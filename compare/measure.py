@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -58,6 +58,13 @@ class RowMeasures:
         """Room for the measures of ``count`` rows."""
         kinds = (np.bool_ if field.name.startswith(_YES_OR_NO) else np.float64 for field in fields(RowMeasures))
         return RowMeasures(*(np.empty(count, kind) for kind in kinds))
+
+    def exchanged(self) -> RowMeasures:
+        """The same with the sides in each other's place; distances stay relative to what they were."""
+        sides = ("norm", "nan", "zero", "flat")
+        ours = {f"{one}_left": getattr(self, f"{one}_reference") for one in sides}
+        theirs = {f"{one}_reference": getattr(self, f"{one}_left") for one in sides}
+        return replace(self, **ours, **theirs)
 
     def put(self, part: slice, measures: RowMeasures) -> None:
         """Write the measures of some of the rows."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from drafttrace.compare.fc_input import is_state, same_rows
+from drafttrace.compare.sample import spread
 from drafttrace.tracer.capture import Accepted, Capture, Ints
 from drafttrace.tracer.rows import Floats, Rows
 
@@ -51,6 +52,20 @@ def own_slots(trace: Capture) -> tuple[OwnSlot, ...]:
     placed = {one.slot for one in found if one.holds is not None}
     # Where the sweep says which of two equal slots is wrong, the other one is right.
     return tuple(one for one in found if one.holds is not None or one.twin not in placed)
+
+
+def twin_boundaries(capture: Capture) -> tuple[tuple[int, int], ...]:
+    """Pairs of boundaries of a layer sweep that hold the same rows, bit for bit."""
+    first: dict[bytes, int] = {}
+    found = []
+    for k, rows in sorted(capture.boundaries.items()):
+        index = _in_sweep(capture, len(rows))
+        few = rows.take(spread(index, _FEWEST))
+        other = first.setdefault(few.tobytes(), k)
+        if other != k and len(capture.boundaries[other]) == len(rows):
+            x, y = rows.take(index), capture.boundaries[other].take(index)
+            found += [(other, k)] if _same(x, y) and bool(same_rows(x, y).all()) else []
+    return tuple(found)
 
 
 def _differ(trace: Capture, one: int, two: int) -> bool:

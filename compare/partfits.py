@@ -12,7 +12,7 @@ from drafttrace.compare.explain import stream_facts
 from drafttrace.compare.facts import VALUE, Explanation, PartFacts, StreamFacts
 from drafttrace.compare.judge import limits_of
 from drafttrace.compare.locate import Located, distance, locate, neighbour_distances
-from drafttrace.compare.measure import Bools, measure_rows
+from drafttrace.compare.measure import Bools, Doubles, measure_rows, median
 from drafttrace.compare.measured import MeasuredSlot
 from drafttrace.compare.part_sides import odd_side
 from drafttrace.compare.result import SlotResult
@@ -25,8 +25,9 @@ from drafttrace.tracer.capture import Ints
 
 _FEWEST = 4
 _TIMES_LEFT = 4.0  # of what a fit leaves in the median: rows further off are something else, too
-_LEAST = {"rotation": 0.2}  # the directions that the fitted rows span hold no other row whole
+_LEAST_TURNED = 0.06  # relative L2 in the directions that the fitted rows span: rounding is largest in the faintest
 _SWEPT = 0.5  # share of the rows that a sweep must hold to place them
+_OF_ONE_SIZE = 2.0
 
 
 @dataclass(frozen=True)
@@ -59,10 +60,12 @@ def fit_parts(
     sides: Sides,
     thresholds: Thresholds,
 ) -> tuple[PartFacts, ...]:
-    """The facts about every part of one slot. wholes: ``whole_slots`` of one that differs as a whole."""
+    """The facts about every part of one slot. wholes: ``whole_slots`` of one that differs as a whole, or is explained by
+    a fit of all its rows."""
     if measured.index < 0:
         return ()
-    if not judged.parts and judged.rel_l2.p50 > judged.judged.noise_limit:
+    beyond = judged.rel_l2.p50 > judged.judged.noise_limit
+    if (beyond and not judged.parts) or (wholes and not beyond):
         return tuple(_own_parts(wholes, thresholds))
     if not judged.parts:
         return ()
@@ -159,11 +162,23 @@ def _unchanged(
     limits = slot_limits(
         thresholds, None, location.neighbours.get(fact.boundary) if fact.boundary is not None else None
     )
-    least = max(_TIMES_LEFT * explained.fit.residual, _LEAST.get(explained.fit.name, 0.0))
+    fits = (explained.fit, explained.fit.then)
+    turned = any(fit is not None and fit.name == "rotation" for fit in fits)
+    least = 0.0 if turned else _TIMES_LEFT * explained.fit.residual
     limits = replace(limits, match=max(limits.match, least), noise=max(limits.noise, least))
     atlas = tuple(home if a is origin else undone.of_origin(a) for a in location.atlas_streams)
     beside = Beside(atlas, (home,), (mine,)) if stream.side == "left" else Beside(atlas, (mine,), (home,))
-    return _own(measured, mine, home, kept, beside, limits, explained.fit.name)
+    own = _own(measured, mine, home, kept, beside, limits, explained.fit.name)
+    return _limited(own, stream.rows.width) if own is not None and turned else own
+
+
+def _limited(own: WholeSlot, width: int) -> WholeSlot:
+    """A turned slot, with limits for what is seen of its rows: no more of a difference than the share of the channels that
+    the directions span, and rounding by as much as most rows show. width: of the slot."""
+    seen = float(np.sqrt(min(1.0, own.measured.left.rows.width / width)))
+    usual = _TIMES_LEFT * median(own.measured.measures.rel_l2)
+    limit = max(_LEAST_TURNED, seen * own.limits.noise, usual if np.isfinite(usual) else 0.0)
+    return replace(own, limits=replace(own.limits, match=limit, noise=limit))
 
 
 def _origins(stream: Stream, explained: Explanation, location: Location, sides: Sides) -> Iterator[Stream]:
@@ -196,6 +211,7 @@ def _own(
     massive = measured.massive if beyond is None else None
     rows = measure_rows(stream.rows, index[stream.side], home.rows, index[home.side], massive)
     two = (stream, home) if stream.side == "left" else (home, stream)
+    rows = rows if stream.side == "left" else rows.exchanged()
     own = MeasuredSlot(measured.index, *two, measured.massive, rows, pairs, ids)
     return WholeSlot(own, beside, limits, beyond)
 
@@ -213,7 +229,7 @@ def _homes(stream: Stream, boundary: int, location: Location, sides: Sides) -> I
 def _fit(measured: MeasuredSlot, found: FoundPart, beside: Beside, thresholds: Thresholds) -> PartFacts:
     rows = np.flatnonzero(found.rows)
     pairs = measured.pairs
-    sample, atlas = _sample(measured, rows, beside.atlas)
+    sample, atlas, swept = _sample(measured, rows, beside.atlas, found.part.kind)
     near = neighbour_distances(sample, atlas) if atlas else {}
 
     def place(stream: Stream) -> Located | None:
@@ -232,6 +248,7 @@ def _fit(measured: MeasuredSlot, found: FoundPart, beside: Beside, thresholds: T
         positions=pairs.positions[rows],
         left_rows=pairs.left_rows[rows],
         odd_side=_odd_side(measured, found, left, right, thresholds),
+        swept=swept,
     )
 
 
@@ -244,18 +261,29 @@ def _odd_side(
     return odd_side(measured, found.rows, part_rows(measured.measures, measured.ids, thresholds).plain)
 
 
-def _sample(measured: MeasuredSlot, rows: Ints, sweep: Sequence[Stream]) -> tuple[Sample, tuple[Stream, ...]]:
-    """The part's rows to look at, and the sweep, where that holds enough of them."""
+def _sample(
+    measured: MeasuredSlot, rows: Ints, sweep: Sequence[Stream], kind: str
+) -> tuple[Sample, tuple[Stream, ...], int]:
+    """The part's rows to look at, and the sweep, where that holds enough of them; how many it holds."""
     pairs = measured.pairs
     swept = np.ones(len(rows), np.bool_)
     for stream in sweep:
         index = pairs.left_rows if stream.side == "left" else pairs.reference_rows
         swept &= stream.has(index[rows])
-    atlas = tuple(sweep) if len(sweep) > 1 and swept.sum() >= max(_FEWEST, _SWEPT * len(rows)) else ()
+    enough = swept.sum() >= max(_FEWEST, _SWEPT * len(rows))
+    # A sweep may end within a run: rows in order that differ by as much are told by those of them that it holds.
+    enough |= kind != "spread" and swept.sum() >= _FEWEST and _alike(measured.measures.rel_l2[rows], swept)
+    atlas = tuple(sweep) if len(sweep) > 1 and enough else ()
     chosen = rows[swept] if atlas else rows
     most = min(MAX_ROWS, max(32, MAX_VALUES // max(1, measured.left.rows.width)))
     chosen = spread(chosen, most)
-    return Sample(pairs.left_rows[chosen], pairs.reference_rows[chosen], pairs.positions[chosen]), atlas
+    sample = Sample(pairs.left_rows[chosen], pairs.reference_rows[chosen], pairs.positions[chosen])
+    return sample, atlas, int(swept.sum()) if atlas else 0
+
+
+def _alike(rel_l2: Doubles, some: Bools) -> bool:
+    """Whether some of the rows differ as the others do."""
+    return bool(1 / _OF_ONE_SIZE <= median(rel_l2[some]) / max(1e-12, median(rel_l2[~some])) <= _OF_ONE_SIZE)
 
 
 def _other(sample: Sample, stream: Stream, others: Sequence[Stream], thresholds: Thresholds) -> int | None:

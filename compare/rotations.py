@@ -12,19 +12,26 @@ from drafttrace.compare.measure import Bools, Doubles
 
 _MOST = 0.6  # share of the rows that one map has to explain
 _OFF = 0.3  # of the usual spread of inner products: a row further off is another one's
+_TIMES = 4.0  # the usual disagreement of a row: one that disagrees more is left out, too
 _FAINT = 0.1  # singular values below which rounding decides
 
 
 def agreeing(x: Doubles, y: Doubles) -> Bools:
-    """The rows, of ``[m, H]`` each, whose inner products with most others are the same on both sides. All of them where
-    less than six of ten are: then there is no such map."""
+    """The rows, of ``[m, H]`` each, whose inner products with most others are the same on both sides, as nearly as those of
+    the others are. All of them where less than six of ten are: then there is no such map."""
     ours, theirs = gram(x), gram(y)
     apart = np.abs(ours - theirs)
     np.fill_diagonal(apart, np.nan)
     np.fill_diagonal(theirs, np.nan)
     spread = float(np.nanmedian(np.abs(theirs - np.nanmedian(theirs))))
-    good: Bools = np.nanmedian(apart, axis=1) <= _OFF * spread + 1e-3
-    return good if good.sum() >= max(4, _MOST * len(good)) else np.ones(len(x), np.bool_)
+    off = np.nanmedian(apart, axis=1)
+    good: Bools = off <= _OFF * spread + 1e-3
+    enough = max(4, _MOST * len(good))
+    if good.sum() < enough:
+        return np.ones(len(x), np.bool_)
+    # A row with a little noise in it would blur the map for all the others.
+    clear: Bools = good & (off <= _TIMES * np.median(off[good]))
+    return clear if clear.sum() >= enough else good
 
 
 def apart(x: Doubles, y: Doubles) -> float:
@@ -48,6 +55,8 @@ def gram(rows: Doubles) -> Doubles:
 def frames(x: Doubles, y: Doubles) -> tuple[Doubles, Doubles]:
     """Orthonormal columns, ``[H, r]`` for each side, in which rows have the same coordinates on both.
 
+    What rounding leaves of that is spread over all of them: the columns of x are the nearest orthonormal ones.
+
     x, y: rows that one map leads to each other. The columns span what these rows span; rounding leaves out the faintest
     directions.
     """
@@ -56,4 +65,13 @@ def frames(x: Doubles, y: Doubles) -> tuple[Doubles, Doubles]:
     left, sizes, right = np.linalg.svd(theirs, full_matrices=False)
     kept = sizes > _FAINT
     mix = left[:, kept] / sizes[kept]
-    return ours.T @ mix, right[kept].T
+    before, _, behind = np.linalg.svd(ours.T @ mix, full_matrices=False)
+    return before @ behind, right[kept].T
+
+
+def coordinates(rows: Doubles, frame: Doubles) -> Doubles:
+    """Rows ``[m, H]`` in the directions of a frame, and how much of each lies in none of them, ``[m, r + 1]``: one map
+    leaves that as it is, too."""
+    inside = rows @ frame
+    rest = np.einsum("rh,rh->r", rows, rows) - np.einsum("rk,rk->r", inside, inside)
+    return np.concatenate([inside, np.sqrt(np.maximum(rest, 0.0))[:, None]], axis=1)

@@ -28,6 +28,7 @@ from drafttrace.tracer.capture import Ints
 
 _MOST = 16  # rows of a slot: of more, what they have in common is looked for
 _LEAVES = 0.03  # relative L2 that two kernels in bf16 leave of one state
+_MOSTLY = 0.5  # of the same distance: what a change of the row's own partner leaves at most
 _CLEARLY = 0.3  # of the distance to the row's own partner
 _SEARCHED = 4096  # rows of each side among which a row is looked for
 _FEWEST_CHANNELS = 8
@@ -44,9 +45,9 @@ def fit_singles(
     thresholds: Thresholds,
 ) -> tuple[SingleFacts, ...]:
     """The rows of one slot that differ, and are no part of it that is looked at as a whole. wholes: ``whole_slots`` of one
-    that differs as a whole."""
+    that differs as a whole, or is explained by a fit of all its rows."""
     known = [int(p) for part in parts if _stands(part) for p in part.positions]
-    if judged.rel_l2.p50 <= judged.judged.noise_limit:
+    if judged.rel_l2.p50 <= judged.judged.noise_limit and not wholes:
         limits = limits_of(judged, thresholds)
         return tuple(_singles(measured, limits, known, location.atlas_streams, sides, thresholds, None))
     found: list[SingleFacts] = []
@@ -134,7 +135,7 @@ def _named(index: int, tried: _Tried, thresholds: Thresholds) -> SingleRow | Non
         return None
     place = int(measured.pairs.positions[index])
     own = float(measured.measures.rel_l2[index])
-    found = _elsewhere(index, x, y, own, tried) or _changed(x, y, thresholds)
+    found = _elsewhere(index, x, y, own, tried) or _changed(x, y, min(_LEAVES, _MOSTLY * own), thresholds)
     if found is None:
         return None
     side = found.side or _unlike_the_sweep(index, x, y, tried)
@@ -168,22 +169,22 @@ class _Found:
     more: str = ""
 
 
-def _changed(x: Doubles, y: Doubles, thresholds: Thresholds) -> _Found | None:
-    """The row as a simple change of its partner."""
+def _changed(x: Doubles, y: Doubles, limit: float, thresholds: Thresholds) -> _Found | None:
+    """The row as a simple change of its partner, which leaves less than ``limit``."""
     for side, a in (("left", x), ("reference", y)):
         if a.any() and (a == a[0]).all():
             return _Found("constant", side, 0.0)
     with np.errstate(all="ignore"):
         factor = float(x @ y / (y @ y))
         left = _apart(x, factor * y)
-    if left < _LEAVES and abs(factor - 1) > thresholds.scale:
+    if left < limit and abs(factor - 1) > thresholds.scale:
         return _Found("scale", None, left, factor)
     misread = _misread(x, y)
     if misread is not None:
         return misread
     for side, a, b in (("left", x, y), ("reference", y, x)):
         gone = (a == 0) & (b != 0)
-        if 2 <= gone.sum() < len(a) and (left := _apart(np.where(gone, b, a), b)) < _LEAVES:
+        if 2 <= gone.sum() < len(a) and (left := _apart(np.where(gone, b, a), b)) < limit:
             return _Found("zeroed", side, left, int(gone.sum()))
     return None
 

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 
-from drafttrace.compare.facts import Explanation
+from drafttrace.compare.align import Alignment
+from drafttrace.compare.facts import VALUE, Explanation, StreamFacts
 from drafttrace.compare.hypotheses import PER_CHANNEL, near_fits
+from drafttrace.compare.result import SlotResult
+from drafttrace.compare.sample import MAX_ROWS, MAX_VALUES, Sample, Stream, spread
+from drafttrace.compare.streams import Location, Sides
 from drafttrace.tracer.rows import Floats
 
+_COUNTS_FROM = 0.02  # the relative L2 from which on such a fit counts
 _MOST_LEFT = 0.12
 _TAKEN_AWAY = 0.5
 _FITS = PER_CHANNEL | {"rms"}
@@ -26,3 +34,52 @@ def small_fit(x: Floats, y: Floats, name: str, boundary: int | None, limit: floa
     if best is None or best.residual >= min(_TAKEN_AWAY * plain, _MOST_LEFT):
         return None
     return Explanation(best, name, boundary, plain)
+
+
+def with_small_fits(location: Location, slots: Sequence[SlotResult], sides: Sides, pairs: Alignment) -> Location:
+    """The location with these fits as explanations: of slots that both sides have at one boundary of the sweep, and that
+    differ all the same."""
+    if location.atlas is None or pairs.shift:
+        return location
+    found = [fact for slot in slots if (fact := _deviant(slot, location, sides, pairs)) is not None]
+    if not found:
+        return location
+
+    def explained(facts: Sequence[StreamFacts]) -> tuple[StreamFacts, ...]:
+        known = {(fact.side, fact.index): fact for fact in found}
+        return tuple(known.get((fact.side, fact.index), fact) for fact in facts)
+
+    return replace(location, left=explained(location.left), reference=explained(location.reference))
+
+
+def _deviant(slot: SlotResult, location: Location, sides: Sides, pairs: Alignment) -> StreamFacts | None:
+    """The side's slot that is such a fit away from the boundary at which both sides' slots are found, explained by it."""
+    limit = min(_COUNTS_FROM, slot.judged.match_limit)
+    both = [next((f for f in facts if f.index == slot.slot), None) for facts in (location.left, location.reference)]
+    ours, theirs = both
+    if ours is None or theirs is None or not slot.rel_l2.p50 > limit:
+        return None
+    if any(part.others_rel_l2 <= limit for part in slot.parts):
+        return None  # the other rows are right
+    if any(f.by != VALUE or f.explanation is not None or f.broken for f in (ours, theirs)):
+        return None
+    home = next((s for s in location.atlas_streams if s.boundary == ours.boundary), None)
+    if home is None or ours.boundary != theirs.boundary:
+        return None
+    for fact, streams in ((ours, sides.left_slots), (theirs, sides.reference_slots)):
+        stream = next(s for s in streams if s.slot == slot.slot)
+        if home.rows.width != stream.rows.width:
+            continue
+        sample = _sample(pairs, stream, home)
+        fit = small_fit(sample.read(stream), sample.read(home), home.name, ours.boundary, limit)
+        if fit is not None:
+            return replace(fact, explanation=fit)
+    return None
+
+
+def _sample(pairs: Alignment, stream: Stream, home: Stream) -> Sample:
+    """Compared rows that the slot and the boundary both have."""
+    index = {"left": pairs.left_rows, "reference": pairs.reference_rows}
+    rows = np.flatnonzero(stream.has(index[stream.side]) & home.has(index[home.side]))
+    rows = spread(rows, min(MAX_ROWS, max(32, MAX_VALUES // max(1, stream.rows.width))))
+    return Sample(pairs.left_rows[rows], pairs.reference_rows[rows], pairs.positions[rows])

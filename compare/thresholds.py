@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from drafttrace.tracer.errors import DrafttraceError
 
@@ -21,7 +21,8 @@ class Thresholds:
     noise_match / noise_limit: multiples of a recorded noise floor, which replace ``match`` and ``noise``, but never by less
     than ``floor_match`` and ``blind_noise`` nor by more than ``noise``: two recordings of one implementation are often
     equal bit for bit, which says nothing of another one (served bf16 against transformers bf16 reaches 0.0314:
-    bench/noise.json), and a floor above ``noise`` would hide a fault.
+    bench/noise.json), and a floor above ``noise`` would hide a fault. Where a
+    neighbouring boundary asks for less than the recorded floor (its 99th percentile), the floor is the limit all the same.
     located: a boundary is the right one when its distance is below this part of the second best. scale: a fitted
     factor further from 1 than this is a fault. row / row_cosine: one row that is further off than ``row`` and has a
     cosine below ``row_cosine`` holds something else; so does one whose cosine without massive channels alone is below
@@ -94,17 +95,23 @@ def parse_thresholds(settings: Sequence[str]) -> Thresholds:
 
 @dataclass(frozen=True)
 class Noise:
-    """The noise floor of a recorded self-comparison: relative L2 per slot, median and 99th percentile over rows."""
+    """The noise floor of a recorded self-comparison: relative L2 per slot, median and 99th percentile over rows. others:
+    the same two of the last state (-1) and the embedding (-2), where they were recorded."""
 
     source: str
     rel_l2: tuple[float, ...]
     rel_l2_p99: tuple[float, ...]
+    others: Mapping[int, tuple[float, float]] = field(default_factory=dict)
 
     def of_slot(self, slot: int) -> tuple[float, float] | None:
-        """(median, p99) of one slot; None where the recording lacks it."""
+        """(median, p99) of one slot, or of another state; None where the recording lacks it."""
         if 0 <= slot < len(self.rel_l2):
             return self.rel_l2[slot], self.rel_l2_p99[slot]
-        return None
+        return self.others.get(slot)
+
+
+BLURRED = ": the floor reaches so near to it that it does not tell the two apart"
+"""What ``Limits.against`` says where a recorded noise floor is the limit, whatever the neighbouring boundary asks for."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +131,9 @@ def slot_limits(
     noise: (median, p99) of a recorded noise floor: it moves the limits within bounds, see ``floor_match``. neighbour:
     relative L2 from the reference's boundary to its nearest neighbour. rounding: what the coarser of the two number
     formats loses by itself.
+
+    What differs by no more than the recorded floor is no fault, though a neighbouring boundary may be as near: then the
+    floor is the limit, and ``against`` says that it does not tell the two apart.
     """
     match, most, why = thresholds.match, thresholds.noise, "the default limits"
     if noise is not None:
@@ -136,6 +146,10 @@ def slot_limits(
         match = min(match, thresholds.neighbour_match * neighbour)
         most = min(most, thresholds.neighbour_noise * neighbour)
         why += f", and the neighbouring boundary at {neighbour:.2g}"
+        floor = min(max(v for v in (*noise, 0.0) if v == v), thresholds.noise) if noise is not None else 0.0
+        if most < floor:
+            most = floor
+            why += BLURRED
     elif noise is None:
         most = min(most, thresholds.blind_noise)
         why += ", no neighbouring boundary measured"

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from drafttrace.compare.hypotheses import Doubles, Fit, restored, rms, usable
-from drafttrace.compare.rotations import agreeing, frames
+from drafttrace.compare.rotations import agreeing, coordinates, frames
 from drafttrace.compare.sample import Sample, Stream
 from drafttrace.tracer.rows import DType, Floats, Raw, Rows
 
@@ -110,12 +110,15 @@ def _undo_bytes(fit: Fit, x: Doubles, y: Doubles) -> Undone | None:
 
 
 def _undo_rotation(fit: Fit, x: Doubles, y: Doubles) -> Undone | None:
-    """The coordinates of both sides' rows in the directions that the sample's rows span: no map of them is needed."""
+    """The coordinates of both sides' rows in the directions that the sample's rows span, and what lies in none of these: no
+    map of them is needed."""
     x, y = usable(np.asarray(x, np.float32), np.asarray(y, np.float32))
     good = agreeing(x, y)
     ours, theirs = frames(x[good], y[good])
     further = _undo(fit.then, x, y) if fit.then is not None else None
     before = further.origin if further is not None else _same
     return Undone(
-        lambda rows: rows @ ours, lambda rows: np.asarray(before(rows), np.float64) @ theirs, ours.shape[1]
+        lambda rows: coordinates(rows, ours),
+        lambda rows: coordinates(np.asarray(before(rows), np.float64), theirs),
+        ours.shape[1] + 1,
     )

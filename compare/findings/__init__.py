@@ -14,7 +14,6 @@ from drafttrace.compare.findings.base import FINDERS, in_order
 from drafttrace.compare.findings.broken_rows import told_once
 from drafttrace.compare.findings.few_rows import cautious, few_rows
 from drafttrace.compare.findings.level import Ending, conclusion, find_unexplained
-from drafttrace.compare.findings.open_rows import rows_named
 from drafttrace.compare.findings.own_rows import without_repeats
 from drafttrace.compare.findings.own_wiring import OWN_SWEEP
 from drafttrace.compare.findings.part_rows import without_wholes
@@ -44,7 +43,7 @@ def diagnose(facts: Facts, compared: bool) -> tuple[Finding, ...]:
     found = without_repeats(without_wholes(found))
     if compared:
         if facts.reference is not None:
-            found += few_rows(facts.slots, facts.thresholds, rows_named(found))
+            found += few_rows(facts.slots, facts.thresholds, found)
         known = [f for f in found if f.id != "unexplained" or f.evidence.get("against") != OWN_SWEEP]
         further = list(find_unexplained(facts.slots, facts.others, known, facts.thresholds))
         # What the comparison tells by its own limits can be judged again by others.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from drafttrace.compare.copies import rank_count
 from drafttrace.compare.facts import Facts
@@ -16,6 +16,7 @@ from drafttrace.compare.findings.misplaced_rows import (
 )
 from drafttrace.compare.findings.padded_rows import is_padding, leaked_rows, padded_batches, padding_rows
 from drafttrace.compare.findings.row_words import called, numbers, pass_of, row_place
+from drafttrace.compare.findings.rows import misread_nan
 from drafttrace.compare.findings.stale_rows import moved_rows, stale_rows
 from drafttrace.compare.repeats import Borrowed, Repeat
 from drafttrace.compare.result import NOTE, Finding
@@ -68,7 +69,8 @@ def find(facts: Facts) -> Iterator[Finding]:
     if leaks:
         yield leaked_rows(leaks)
     leaked = {(leak.slot, row.row) for leak in leaks for row in leak.rows}
-    rest = [r for r in facts.copies.left if r.slot not in constant | placed and not _of_one_value(facts, r)]
+    broken = misread_nan(facts, "left")
+    rest = [r for r in facts.copies.left if r.slot not in constant | placed and not _of_one_value(facts, r, broken)]
     # Rows that were all read from the padding are equal to one another, too.
     rest = [r for r in rest if not all((r.slot, row.row) in leaked for row in r.rows)]
     by_rank = repeated_by_rank(facts.left, rest, rank_count(facts.left)) if rest else None
@@ -94,9 +96,11 @@ def find(facts: Facts) -> Iterator[Finding]:
         yield from padded_batches(facts, told | {m.slot for m in mapped})
 
 
-def _of_one_value(facts: Facts, repeat: Repeat) -> bool:
-    """Whether equal rows hold one value in all channels, and are told as such."""
+def _of_one_value(facts: Facts, repeat: Repeat, broken: Mapping[int, frozenset[int]]) -> bool:
+    """Whether equal rows hold one value in all channels, and are told as such. broken: by slot, rows that are NaN behind
+    misread bytes."""
     flat = {(s.slot, row.position) for s in facts.singles for row in s.rows if row.kind == "constant"}
+    flat |= {(slot, position) for slot, positions in broken.items() for position in positions}
     return all((repeat.slot, row.position) in flat for row in repeat.rows)
 
 
@@ -134,7 +138,8 @@ def _constant(facts: Facts, slots: set[int]) -> Finding:
 
 
 def _stale_reference(facts: Facts, constant: set[int]) -> Iterator[Finding]:
-    repeats = [r for r in facts.copies.reference if r.slot not in constant and not _of_one_value(facts, r)]
+    broken = misread_nan(facts, "reference")
+    repeats = [r for r in facts.copies.reference if r.slot not in constant and not _of_one_value(facts, r, broken)]
     if not repeats or facts.reference is None:
         return
     blocks = repeated_by_rank(facts.reference, repeats, 0)

@@ -1,4 +1,4 @@
-"""D: the target's embedding against the rows that the draft looked up for the same tokens."""
+"""D: the target's embedding against B0, and against the rows that the draft looked up for the same tokens."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from drafttrace.compare.facts import Facts
 from drafttrace.compare.findings.base import finder, finding
 from drafttrace.compare.inside import Torn
-from drafttrace.compare.result import Finding
+from drafttrace.compare.own_embed import OddEmbedding, odd_embedding
+from drafttrace.compare.plurals import plural
+from drafttrace.compare.result import FAULT, NOTE, Finding
 
 _IDS = (
     "Look at the token ids that the draft's forward pass is given (their shift by one, and the last one of every request), "
@@ -15,8 +17,90 @@ _IDS = (
 )
 
 
+_NAMES = {
+    "scalar": "scale",
+    "gain": "norm-gain",
+    "rms": "norm-extra",
+    "normed": "norm-extra",
+    "un-normed": "norm-missing",
+    "rotation": "rotation",
+    "bytes": "dtype-reinterpretation",
+    "zeroed": "zero-rows",
+}
+_WHAT = {
+    "norm-gain": "that times one factor per channel",
+    "norm-extra": "that after an RMS norm",
+    "norm-missing": "that before an RMS norm",
+    "rotation": "that in another basis, by an orthogonal map",
+    "dtype-reinterpretation": "that with its bytes read in another number format",
+    "zero-rows": "that with channels of zeros",
+}
+_TAP = (
+    "Look at what hands the embedding's output to layer 0, and at the buffer that it is recorded from: compare eager with "
+    "graphs (--disable-cuda-graph). Where the target's own layers see other rows than its embedding gives, their input is "
+    "changed between the two."
+)
+_SHOWN = 6
+
+
 @finder(turn=70)
 def find(facts: Facts) -> Iterator[Finding]:
+    """What the embedding is not, and what the draft's is not."""
+    odd = None
+    if not facts.inside.alike("embed"):
+        odd = odd_embedding(facts.left, facts.reference, facts.alignment)
+    if odd is not None:
+        yield _not_b0(odd)
+    else:
+        yield from _of_draft(facts)
+
+
+def _not_b0(odd: OddEmbedding) -> Finding:
+    """One tensor in two places that is not the same in both."""
+    offsets = {source - position for position, source in odd.moved}
+    factor = float(odd.fit.fitted["factor"]) if odd.fit is not None and odd.fit.name == "scalar" else None
+    if odd.moved:
+        name = "token-shift" if len(offsets) == 1 and len(odd.moved) >= 4 else "stale-rows"
+        here, there = odd.moved[0]
+        what = f"position {here} holds the row of position {there}"
+    elif odd.fit is not None:
+        name = _NAMES[odd.fit.name]
+        held = f"that times {factor:.4g}" if factor is not None else _WHAT[name]
+        what = f"{'they are' if odd.rows > 1 else 'it is'} {held}"
+    else:
+        name, what = "unexplained", "none of the known causes fits"
+    many = odd.rows > 1
+    shown = ", ".join(map(str, odd.positions[:_SHOWN])) + (", ..." if odd.rows > _SHOWN else "")
+    rows = (
+        "All rows"
+        if odd.whole
+        else f"{plural(odd.rows, 'row')} of {odd.of} (position{'s' if many else ''} {shown})"
+    )
+    unsure = factor is not None and odd.whole  # a multiplier that no config names may be the model's own
+    return finding(
+        name,
+        f"{rows} of the target's embedding {'are' if many else 'is'} not {odd.beside}: {what} (median relative L2 "
+        f"{odd.rel_l2:.3g}, limit {odd.limit:g}).",
+        confidence=0.5 if unsure or name == "unexplained" else 0.85,
+        evidence={
+            "of": "embed",
+            "against": odd.beside,
+            "rows": odd.rows,
+            "compared": odd.of,
+            "positions": list(odd.positions[:64]),
+            "position_holds_row_of": [list(pair) for pair in odd.moved[:20]],
+            "fit": odd.fit.name if odd.fit is not None else None,
+            "factor": factor,
+        },
+        remedy="A target that multiplies its embedding looks like that, and nothing is wrong then: look for the multiplier "
+        "in its config."
+        if unsure
+        else _TAP,
+        severity=NOTE if unsure else FAULT,
+    )
+
+
+def _of_draft(facts: Facts) -> Iterator[Finding]:
     """Rows that are not their token's. A draft with an embedding of its own agrees nowhere; that is no fault."""
     share, fit, torn = facts.inside.embed_equal, facts.inside.embed_fit, facts.inside.embed_torn
     if "embed" in facts.left.present or facts.inside.alike("embed", "embed_in"):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from drafttrace.compare.describe import MAX_SERIES
 from drafttrace.compare.findings.base import finding, name_slots
+from drafttrace.compare.findings.open_rows import rows_named, told_as_wholes
 from drafttrace.compare.judge import MATCH, NOISE, limits_of
 from drafttrace.compare.result import NOTE, Finding, SlotResult
 from drafttrace.compare.rowparts import few_beyond, of_series
@@ -18,12 +19,11 @@ _SHOWN = 8
 _ENOUGH = 4  # rows of a slot
 
 
-def few_rows(
-    slots: Sequence[SlotResult], thresholds: Thresholds, told: Mapping[int, Collection[int]]
-) -> Iterator[Finding]:
-    """One note for every slot that has such rows. told: by slot, positions of rows that findings name."""
+def few_rows(slots: Sequence[SlotResult], thresholds: Thresholds, found: Sequence[Finding]) -> Iterator[Finding]:
+    """One note for every slot that has such rows, which none of the findings names."""
+    told, wholes = rows_named(found), told_as_wholes(found)
     for slot in slots:
-        if slot.verdict not in {MATCH, NOISE}:
+        if slot.verdict not in {MATCH, NOISE} or slot.slot in wholes:
             continue
         limits = limits_of(slot, thresholds)
         rows = of_series(slot.series, slot.rows, MAX_SERIES // 2, _no_looser(thresholds))
@@ -33,11 +33,14 @@ def few_rows(
         one = len(positions) == 1
         shown = ", ".join(map(str, positions[:_SHOWN])) + (", ..." if len(positions) > _SHOWN else "")
         worst = max(float(v) for v in rows.rel_l2[np.isin(rows.position, positions)])
+        # The upper end of an even difference is no part, however many rows it is.
+        why = f"too few for a mismatch, which begins at {thresholds.part:.0%} of the rows"
+        if len(positions) >= thresholds.part * slot.rows:
+            why = f"they are the upper end of what most rows differ by (median {slot.rel_l2.p50:.3g})"
         yield finding(
             "unexplained",
             f"{len(positions)} of {slot.rows} rows of {name_slots([slot.slot])} (position{'' if one else 's'} {shown}) "
-            f"{'is' if one else 'are'} beyond noise (relative L2 up to {worst:.3g}, limit {limits.noise:.3g}): too few "
-            f"for a mismatch, which begins at {thresholds.part:.0%} of the rows.",
+            f"{'is' if one else 'are'} beyond noise (relative L2 up to {worst:.3g}, limit {limits.noise:.3g}): {why}.",
             slots=[slot.slot],
             confidence=0.3,
             evidence={"few_rows": positions[:50], "limit": limits.noise, "share_limit": thresholds.part},

@@ -20,7 +20,7 @@ from drafttrace.compare.findings.accept_lengths import (
     both_agree,
 )
 from drafttrace.compare.findings.base import finding, name_slots
-from drafttrace.compare.findings.noise import unstructured
+from drafttrace.compare.findings.noise import blurred, unstructured
 from drafttrace.compare.findings.open_rows import open_rows
 from drafttrace.compare.outliers import outlier_positions
 from drafttrace.compare.part_words import levels_of, part_hint, part_level, part_name
@@ -211,9 +211,8 @@ def find_unexplained(
     if single is not None:
         yield single
     # The training targets come from the last state; a fault that has no slot may be its cause.
-    if not any(not f.slots or f.id in _FLOWS_ON for f in faults) and not any(
-        f.id == "last-not-last" for f in found
-    ):
+    flows = [f for f in faults if (not f.slots and f.evidence.get("of") != "embed") or f.id in _FLOWS_ON]
+    if not flows and not any(f.id == "last-not-last" for f in found):
         alone = not slots  # then nothing else speaks of the embedding
         for other in others:
             if (other.slot == -1 or alone) and other.verdict == "mismatch":
@@ -242,7 +241,8 @@ def conclusion(ending: Ending, found: Sequence[Finding], verdict_without: str) -
         return (_without_slots(ending, verdict_without), *_uncovered(acceptance))
     if low and acceptance.fc_in in {"equal", "normed", "unknown"}:
         told = _downstream(ending, consumed, noisy) if shown else _hardly_shown(ending, consumed, noisy)
-        return (told, *_uncovered(acceptance))
+        unclear = (unstructured(ending.states, consumed),) if blurred(ending.states) else ()
+        return (told, *unclear, *_uncovered(acceptance))
     if noisy:  # what differs by noise is no match, and is not told as one
         more = () if coarse else (unstructured(ending.states, f"{consumed}{_observed(acceptance)}"),)
         return (*notes, *more, *_uncovered(acceptance))

@@ -9,6 +9,7 @@ from drafttrace.compare.findings.base import finder, finding, name_slots
 from drafttrace.compare.grids import by_slot
 from drafttrace.compare.part_words import part_level, part_name
 from drafttrace.compare.result import NOTE, Finding, SlotResult
+from drafttrace.compare.thresholds import BLURRED
 from drafttrace.compare.vocabulary import Entry, register
 
 register(
@@ -98,8 +99,8 @@ def unstructured(slots: Sequence[SlotResult], others: str) -> Finding:
     rest = "" if len(noisy) == len(slots) else "; the other slots match"
     return finding(
         "quantization-noise",
-        f"No fault is shown, and no match either: the states differ by unstructured noise ({'; '.join(told)}{rest}); "
-        f"{others}.",
+        f"No fault is shown, and no match either: the states differ by unstructured noise ({'; '.join(told)}{rest})"
+        f"{blurred(slots)}; {others}.",
         slots=[slot.slot for slot in noisy if slot.slot >= 0],
         confidence=0.5,
         evidence={
@@ -117,6 +118,18 @@ def unstructured(slots: Sequence[SlotResult], others: str) -> Finding:
         "reference --dtype.",
         severity=NOTE,
         by_level=True,
+    )
+
+
+def blurred(slots: Sequence[SlotResult]) -> str:
+    """What a recorded floor cannot tell of these slots; empty where it can."""
+    near = [s for s in slots if s.verdict == "noise" and s.judged.against.endswith(BLURRED)]
+    each = [f"{_called(s)}: floor {s.noise_rel_l2:.3g}, neighbour {s.neighbour_rel_l2:.3g}" for s in near]
+    return (
+        f"; the recorded noise floor reaches so near to the neighbouring boundary ({'; '.join(each)}) that it tells neither"
+        " from the other: a slot that is one boundary off may look like this, too"
+        if near
+        else ""
     )
 
 

@@ -114,6 +114,11 @@ def _is_told(part: RowPart, known: Sequence[Mapping[str, Any]]) -> bool:
     return (part.kind, part.phase, part.first // 8, part.last // 8) in ends
 
 
+def told_as_wholes(found: Sequence[Finding]) -> frozenset[int]:
+    """The slots that are explained by a fit of all their rows: what else differs in one was looked for beside that."""
+    return frozenset(slot for finding in found if "fits" in finding.evidence for slot in finding.slots)
+
+
 def rows_named(found: Sequence[Finding]) -> dict[int, set[int]]:
     """By slot, the positions of the rows that findings name one by one."""
     told: dict[int, set[int]] = {}

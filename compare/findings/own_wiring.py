@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from drafttrace.compare.facts import Facts
 from drafttrace.compare.findings.accept_lengths import ONLY_A_DUMP
 from drafttrace.compare.findings.base import boundary_list, finder, finding, name_slots
-from drafttrace.compare.own_slots import NEARLY_ALL, OwnSlot
+from drafttrace.compare.own_slots import NEARLY_ALL, OwnSlot, twin_boundaries
 from drafttrace.compare.remedy import FIELD
 from drafttrace.compare.result import FAULT, NOTE, Finding
 from drafttrace.tracer.boundary import boundary_name, wiring_name
 
+_SHOWN = 3
 OWN_SWEEP = "the trace's own layer sweep"
 """What such a finding was judged against, as evidence."""
 CAPTURE = (
@@ -25,6 +26,10 @@ CAPTURE = (
 def find(facts: Facts) -> Iterator[Finding]:
     """What the trace's own sweep shows, and what a training dump, where there is one, tells by itself."""
     yield from _other_boundaries(facts.inside.slots)
+    for side, capture in (("left side", facts.left), ("reference", facts.reference)):
+        twins = twin_boundaries(capture) if capture is not None else ()
+        if twins:
+            yield _same_boundaries(side, twins)
     if facts.reference is not None and not facts.acceptance.between_traces:
         return
     if facts.reading is not None and not facts.reading.same:
@@ -73,6 +78,25 @@ def _twins(slots: Sequence[OwnSlot]) -> Iterator[Finding]:
         confidence=0.9,
         evidence=_evidence(found),
         remedy=f"{CAPTURE} Record a layer sweep (drafttrace record --boundaries all) to see which slot is wrong.",
+    )
+
+
+def _same_boundaries(side: str, twins: Sequence[tuple[int, int]]) -> Finding:
+    """Boundaries that are one tensor: a layer between them does nothing, or one was recorded in the other's place."""
+    pairs = "; ".join(f"{boundary_name(one)} and {boundary_name(two)}" for one, two in twins[:_SHOWN])
+    more = f" and {len(twins) - _SHOWN} more pairs" if len(twins) > _SHOWN else ""
+    return finding(
+        "stale-rows",
+        f"Boundaries of the {side}'s layer sweep are equal, bit for bit: {pairs}{more}. The layers between them add "
+        "nothing, or one tensor was recorded in the place of two: which of the two a slot is, cannot be told.",
+        confidence=0.5,
+        evidence={
+            "side": side.split()[0],
+            "pairs": [[boundary_name(one), boundary_name(two)] for one, two in twins],
+        },
+        remedy="Look whether the target has layers that do nothing (all weights of their output projections are 0). Else "
+        "record once more with --disable-cuda-graph: copies that are read during a replay can all show the last tensor.",
+        severity=NOTE,
     )
 
 

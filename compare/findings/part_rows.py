@@ -61,6 +61,13 @@ def _copied(facts: Facts, fact: PartFacts) -> bool:
     return copied is None or 2 * len(copied & set(fact.positions.tolist())) >= len(fact.positions)
 
 
+def _one_by_one(facts: Facts, fact: PartFacts) -> bool:
+    """Whether every row is told by itself: as what it is, or as one that nothing explains."""
+    told = {p for one in facts.singles if one.slot == fact.slot and one.own for p in one.rest}
+    told |= {row.position for one in facts.singles if one.slot == fact.slot and one.own for row in one.rows}
+    return set(fact.positions.tolist()) <= told
+
+
 def _of_the_whole(facts: Facts, cause: PartCause) -> bool:
     """Whether the rows are only those of a slot in which a cause that holds in every row shows most."""
     streams = facts.left_streams if cause.side == "left" else facts.reference_streams
@@ -101,16 +108,29 @@ def _cause(facts: Facts, fact: PartFacts) -> PartCause | None:
     explained = [s for s in (ours, theirs) if s.explanation is not None]
     if explained:
         return _transformed(fact, explained)
-    if fact.own and fact.part.level == "noise":
+    if fact.own and fact.part.level == "noise" and not _one_by_one(facts, fact):
         side = "left" if ours.index >= 0 else "reference"
         return PartCause(fact, "unexplained", side, "differ, and none of the known causes fits them", 0.5, {})
     if fact.is_left is not None or fact.is_reference is not None:
         side, other = ("left", fact.is_left) if fact.is_left is not None else ("reference", fact.is_reference)
-        whose = "the reference's" if side == "left" else "the server's"
-        return PartCause(
-            fact, "wrong-boundary", side, f"hold the rows of {whose} slot {other}", 0.9, {"holds_slot": other}
-        )
+        return _of_another_slot(facts, fact, side, int(other or 0))
     return None
+
+
+def _of_another_slot(facts: Facts, fact: PartFacts, side: str, other: int) -> PartCause:
+    """Rows that the other side has in another slot; the boundaries of its slots say how far away that is."""
+    whose, streams = "the reference's", facts.reference_streams
+    if side == "reference":
+        whose, streams = "the server's", facts.left_streams
+    held, home = (_whole(streams, slot) for slot in (other, fact.slot))
+    text, evidence = f"hold the rows of {whose} slot {other}", {"holds_slot": other}
+    known = held is not None and home is not None and held.by == home.by == VALUE
+    if not known or held is None or home is None or held.boundary is None or home.boundary is None:
+        return PartCause(fact, "wrong-boundary", side, text, 0.9, evidence)
+    name = "boundary-offset" if abs(held.boundary - home.boundary) == 1 else "wrong-boundary"
+    text += f", {boundary_name(held.boundary)} where it has {boundary_name(home.boundary)}"
+    boundaries = {"rows": boundary_name(held.boundary), "others": boundary_name(home.boundary)}
+    return PartCause(fact, name, side, text, 0.9, {**evidence, **boundaries})
 
 
 def _transformed(fact: PartFacts, explained: Sequence[StreamFacts]) -> PartCause:
@@ -205,6 +225,9 @@ def _told(facts: Facts, causes: Sequence[PartCause]) -> Finding:
         texts = [cause.text for cause in causes]
         each = "; ".join(f"in slot {c.fact.slot} they {c.text}" for c in causes)
         text = f"{who} {texts[0]}" if len(set(texts)) == 1 else f"{who} differ: {each}"
+    swept = min(cause.fact.swept for cause in causes)
+    if 0 < swept < part.rows:
+        text += f", by the {swept} of them that the sweep holds"
     level = part_levels([cause.fact.part for cause in causes])
     return finding(
         first.id,

@@ -8,12 +8,12 @@ import numpy as np
 
 from drafttrace.compare.facts import Facts, RowFacts, StreamFacts
 from drafttrace.compare.findings.base import finder, finding, name_slots, quoted
+from drafttrace.compare.hypotheses import restored
 from drafttrace.compare.measured import EMBED, LAST
 from drafttrace.compare.result import NOTE, Finding, SlotResult
-from drafttrace.compare.sample import spread
 from drafttrace.compare.vocabulary import Entry, register
 
-_LOOKED_AT = 512  # rows that are not finite
+_LOOKED_AT = 512  # rows at once
 
 register(
     Entry(
@@ -261,20 +261,40 @@ def _is_bytes(stream: StreamFacts) -> bool:
 
 
 def _beyond_misread(name: str, slot: SlotResult, facts: Facts) -> tuple[int, int]:
-    """As :func:`_count` for a slot whose bytes are misread: that makes single channels NaN, in many rows. Rows without a
-    finite channel, while most others have some, are something else."""
-    alignment, rows = facts.alignment, next((r for r in facts.rows if r.slot == slot.slot), None)
-    if name != "nan-inf" or alignment is None or facts.reference is None or rows is None:
+    """As :func:`_count` for a slot whose bytes are misread: that makes single channels NaN, in many rows. Rows that hold no
+    numbers all the same are something else."""
+    if name != "nan-inf":
         return 0, 0
-    found = []
-    for capture, index, broken in (
-        (facts.left, alignment.left_rows, rows.nan_left),
-        (facts.reference, alignment.reference_rows, rows.nan_reference),
-    ):
-        held = spread(index[np.isin(alignment.positions, broken)], _LOOKED_AT)
-        gone = int((~np.isfinite(capture.slots[slot.slot].rows.take(held))).all(1).sum()) if len(held) else 0
-        found.append(gone if 2 * gone < slot.rows else 0)
-    return found[0], found[1]
+    left, reference = (len(misread_nan(facts, side).get(slot.slot, ())) for side in ("left", "reference"))
+    return left, reference
+
+
+def misread_nan(facts: Facts, side: str) -> Mapping[int, frozenset[int]]:
+    """By slot of a side whose bytes are misread, the positions of the compared rows that are not finite once they are read
+    aright, or that have no finite channel as they are; none where most rows are such."""
+    streams, capture = (
+        (facts.left_streams, facts.left) if side == "left" else (facts.reference_streams, facts.reference)
+    )
+    misread = {f.index: f.explanation.fit for f in streams if f.explanation is not None and _is_bytes(f)}
+    alignment = facts.alignment
+    found: dict[int, frozenset[int]] = {}
+    if capture is None or alignment is None:
+        return found
+    index = alignment.left_rows if side == "left" else alignment.reference_rows
+    for slot, fit in misread.items():
+        if not 0 <= slot < len(capture.slots):
+            continue
+        rows, bad = capture.slots[slot].rows, np.zeros(len(index), np.bool_)
+        inside = np.flatnonzero(index < len(rows))
+        for start in range(0, len(inside), _LOOKED_AT):
+            here = inside[start : start + _LOOKED_AT]
+            values = rows.take(index[here])
+            bad[here] = ~np.isfinite(values).any(1)
+            if fit.fitted["stored_as"] == "fp16":  # every NaN of fp16 is a number, or NaN, in bf16
+                bad[here] |= ~np.isfinite(restored(values.astype(np.float64), fit.fitted["read_as"])).all(1)
+        if bad.any() and 2 * bad.sum() < len(bad):
+            found[slot] = frozenset(int(p) for p in alignment.positions[bad])
+    return found
 
 
 def _count(name: str, slot: SlotResult, facts: Facts) -> tuple[int, int]:

@@ -139,11 +139,13 @@ def _what(members: Sequence[Member], many: bool) -> str:
 
 def _rest(facts: Facts) -> Iterator[Finding]:
     """Rows that differ beside what a whole slot went through, and that nothing explains."""
+    before: set[tuple[int, int]] = set()  # a slot may be wrong as a whole on both sides
     for slot in _singles(facts):
         told = facts.copies.positions(slot.slot)
-        positions = [p for p in slot.rest if told is not None and p not in told]
+        positions = [p for p in slot.rest if told is not None and p not in told and (slot.slot, p) not in before]
         if not positions:
             continue
+        before |= {(slot.slot, p) for p in positions}
         many = len(positions) > 1
         worst = max(slot.rel_l2[p] for p in positions)
         yield finding(

@@ -114,6 +114,7 @@ _OF_FIT = {
     "residual-half": "residual-missing",
     "inside-layer": "residual-missing",
 }
+_NORMS = frozenset({"norm-missing", "norm-extra", "norm-gain"})
 
 
 @finder(turn=20)
@@ -210,7 +211,7 @@ def _make(
     summary, remedy = text_of(name, f"{who} {name_slots(slots)}", told, facts, one=len(slots) == 1)
     return finding(
         name,
-        f"{summary.removesuffix('.')}{f', beside its {beside}' if beside else ''} ({_levels(name, slots, facts)}).",
+        f"{summary.removesuffix('.')}{f', beside its {beside}' if beside else ''} ({_levels(name, told, facts)}).",
         slots=slots,
         confidence=_confidence(members),
         evidence={"side": side, "fits": evidence},
@@ -218,10 +219,18 @@ def _make(
     )
 
 
-def _levels(name: str, slots: Sequence[int], facts: Facts) -> str:
-    """What the slots were judged by. A factor counts by itself: a few percent stay below every limit of the distance."""
-    told = levels_of([s for s in facts.slots if s.slot in slots])
-    return f"{told}; a factor counts from {facts.thresholds.scale:g} off 1 on" if name == "scale" else told
+def _levels(name: str, members: Sequence[tuple[int, Explanation]], facts: Facts) -> str:
+    """What the slots were judged by. A factor or a norm counts by itself: a few percent stay below every limit of the
+    distance."""
+    left_over = {index: e.fit.residual for index, e in members}
+    slots = [s for s in facts.slots if s.slot in left_over]
+    told = levels_of(slots)
+    if name == "scale":
+        return f"{told}; a factor counts from {facts.thresholds.scale:g} off 1 on"
+    if name in _NORMS and all(s.rel_l2.p50 <= s.judged.noise_limit for s in slots):
+        most = max(left_over.values())
+        return f"{told}; {most:.3g} with it, which counts where it is less than half"
+    return told
 
 
 def _confidence(members: Sequence[tuple[int, StreamFacts, Explanation]]) -> float:

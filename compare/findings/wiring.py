@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from drafttrace.compare.facts import DECLARED, VALUE, Facts
+from drafttrace.compare.facts import VALUE, Facts
 from drafttrace.compare.findings.base import boundary_list, finder, finding, name_slots
 from drafttrace.compare.findings.positions import placed
 from drafttrace.compare.findings.wiring_words import called, held, listed, unpaired
 from drafttrace.compare.part_words import levels_of
 from drafttrace.compare.plurals import plural
 from drafttrace.compare.remedy import already_live, wiring_remedy
-from drafttrace.compare.result import FAULT, NOTE, Finding
+from drafttrace.compare.result import NOTE, Finding
 from drafttrace.compare.vocabulary import Entry, register
 from drafttrace.compare.wiring import Reading
 from drafttrace.tracer.boundary import boundary_name
@@ -113,7 +113,6 @@ def find(facts: Facts) -> Iterator[Finding]:
     reading = facts.reading
     if _nobody_said(facts):
         yield _unsaid(facts)
-        yield from _last(facts)
         return
     yield from _slot_count(facts)
     if reading is not None and not reading.same:
@@ -124,7 +123,6 @@ def find(facts: Facts) -> Iterator[Finding]:
         yield from _wrong(facts, reading)
     elif reading is not None:
         yield from _suspected_offset(facts)
-    yield from _last(facts)
 
 
 def _nobody_said(facts: Facts) -> bool:
@@ -398,30 +396,3 @@ def _suspected_offset(facts: Facts) -> Iterator[Finding]:
             remedy="Record a layer sweep (drafttrace record --boundaries all): it names the boundary of every slot.",
             by_level=True,
         )
-
-
-def _last(facts: Facts) -> Iterator[Finding]:
-    """The reference's last state is a boundary below n: a note where the file says so itself, else a fault."""
-    last = next((s for s in facts.reference_streams if s.index == -1), None)
-    layers = facts.layers
-    if last is None or last.boundary is None or layers is None or last.boundary >= layers:
-        return
-    honest = last.declared == last.boundary
-    by = "by value" if last.by == VALUE else "by its own declaration"
-    yield finding(
-        "last-not-last",
-        f"The reference's last entry is {boundary_name(last.boundary)} ({by}), not the state after the last layer "
-        f"({boundary_name(layers)}): training targets made from it are wrong.",
-        slots=(),
-        confidence=0.97 if last.by == VALUE else 0.7,
-        evidence={
-            "boundary": boundary_name(last.boundary),
-            "layers": layers,
-            "declared": boundary_name(last.declared),
-        },
-        remedy=(
-            f"If the trainer computes its targets from this entry, dump {boundary_name(layers)} too; if the targets come "
-            "from elsewhere, nothing needs to change."
-        ),
-        severity=NOTE if honest or last.by == DECLARED else FAULT,
-    )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from compare_world import dumped, make_world, served
 
 from drafttrace.compare.diff import diff, measure_noise
-from drafttrace.compare.thresholds import DEFAULT, parse_thresholds, slot_limits
+from drafttrace.compare.thresholds import DEFAULT, Noise, parse_thresholds, slot_limits
 
 WORLD = make_world(layers=12, tokens=48)
 BASE = (2, 6, 9)
@@ -54,3 +56,24 @@ def test_rows_of_a_noisy_floor_still_show_a_fault() -> None:
     floor = measure_noise(served(WORLD, BASE), served(WORLD.noisy(0.02), BASE))
     found = diff(served(WORLD, BASE), dumped(WORLD, (2, 7, 9)), noise=floor)
     assert found.findings[0].id == "boundary-offset" and found.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("floor", "verdict"), [(None, "mismatch"), (0.02, "mismatch"), (0.1, "noise"), (0.2, "noise")]
+)
+def test_a_difference_within_the_recorded_floor_is_no_fault_beside_a_near_boundary(
+    floor: float | None, verdict: str
+) -> None:
+    """The limit was six tenths of the way to the neighbour, however large the floor was that had been recorded."""
+    world = make_world(layers=16, tokens=60)
+    reference = dumped(world, (0, 3, 8), declared=(0, 3, 8))
+    slots = (
+        reference.slots[0],
+        dumped(world.noisy(0.09), (0, 3, 8), declared=(0, 3, 8)).slots[1],
+        reference.slots[2],
+    )
+    noise = None if floor is None else Noise("twice", (0.0, floor, floor), (0.0, floor, floor))
+    found = diff(served(world, (0, 3, 8)), replace(reference, slots=slots), noise=noise)
+    assert found.verdict == verdict, found.summary
+    assert ("tells neither from the other" in found.summary) is (verdict == "noise")
+    assert found.exit_code == (1 if verdict == "mismatch" else 0)

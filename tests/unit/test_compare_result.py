@@ -214,7 +214,12 @@ def test_limits_say_what_they_rest_on() -> None:
     assert (near.match, round(near.noise, 6)) == (0.04, 0.048) and "0.08" in near.against
     noisy = slot_limits(DEFAULT, (0.02, 0.03), None)
     assert (noisy.match, noisy.noise) == (0.04, 0.08)
-    assert slot_limits(DEFAULT, (0.2, 0.3), 0.1).noise <= 0.06
+    blurred = slot_limits(DEFAULT, (0.2, 0.3), 0.1)
+    assert (blurred.match, blurred.noise) == (
+        0.05,
+        DEFAULT.noise,
+    ) and "does not tell the two apart" in blurred.against
+    assert slot_limits(DEFAULT, (0.02, 0.03), 0.1).noise <= 0.06
 
 
 def test_a_far_neighbour_does_not_turn_garbage_into_noise() -> None:

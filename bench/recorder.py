@@ -263,6 +263,10 @@ def _one_start(folder: Path, models: tuple[Path, Path], tokens: int, blocks: int
         for number in range(2):  # warm up
             for kind in KINDS:
                 runs[kind](number)
+        for (
+            server
+        ) in servers:  # SGLang does so after its own warm-up, which is skipped here: then by chance or not at all
+            server.post("/freeze_gc")
         found = []
         for block in range(blocks):
             order = random.Random(f"{start} {block}").sample(KINDS, len(KINDS))

@@ -37,6 +37,11 @@ _RECORDED = {
 }
 _SHARE = "{value:.2f} of the speed without ({low:.2f} to {high:.2f})"
 _COSTS = (
+    (
+        "two servers without the plugin: what equal ones differ by",
+        "two servers without plugin, by processor time",
+        _SHARE,
+    ),
     ("the plugin, nothing traced", "plugin on, nothing traced / no plugin, by processor time", _SHARE),
     ("one request of eight traced", "one of eight traced / none traced, by processor time", _SHARE),
     (
@@ -155,9 +160,9 @@ def _cost() -> Iterator[str]:
     rows = [(what, *(shown(pair, name, form) for pair in pairs)) for what, name, form in _COSTS]
     yield from table("what", *(_RECORDED[pair] for pair in pairs), rows=rows)
     yield (
-        "Speed is tokens per second of processor time, on two servers that took turns on two cores with a load of "
-        f"{found['load']:.0f}. In brackets the least and the most of the runs: what lies around 1 is not to be told from "
-        "nothing. `make bench-recorder` measures it on your machine."
+        "Speed is tokens per second of processor time, on servers that took turns on two cores with a load of "
+        f"{found['load']:.0f}. In brackets the least and the most of the runs: what is no more than two equal "
+        "servers differ by is not to be told from nothing. `make bench-recorder` measures it on your machine."
     )
 
 

@@ -321,6 +321,7 @@ def record(
         keep_on_server=keep,
         timeout=timeout,
         quiet=True,
+        ranks=True,
     )
 
 

@@ -8,17 +8,24 @@ import sys
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from drafttrace.hooks.sglang_engine.symbols import ReadFile, check_hook, installed_files
+from drafttrace.hooks.sglang_engine.symbols import (
+    ReadFile,
+    check_hook,
+    installed_files,
+    installed_version,
+    refusal,
+)
 from drafttrace.hooks.sglang_engine.versions import (
     HTTP_HOOKS,
     NEWEST,
     OLDEST,
     SCHEDULER_HOOKS,
     HookSpec,
-    unsupported,
+    parse_version,
 )
 
 GROUP = "sglang.srt.plugins"
+NO_VERSION = "unknown (its dist-info has no METADATA)"
 _DISTRIBUTIONS = ("drafttrace", "sglang", "torch", "transformers", "h5py", "numpy", "safetensors", "typer")
 
 
@@ -34,12 +41,16 @@ class HookState:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What ``drafttrace doctor`` says. problem: why the recorder cannot work here, None where it can."""
+    """What ``drafttrace doctor`` says. problem: why the recorder cannot work here, None where it can.
+
+    note: what could not be told, and what was gone by instead.
+    """
 
     environment: dict[str, str]
     plugin_registered: bool
     hooks: tuple[HookState, ...]
     problem: str | None
+    note: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The machine form, ``drafttrace.doctor/1``."""
@@ -56,7 +67,7 @@ def environment() -> dict[str, str]:
     block = {"python": platform.python_version(), "platform": platform.platform(), "executable": sys.executable}
     for name in _DISTRIBUTIONS:
         try:
-            block[name] = importlib.metadata.version(name)
+            block[name] = installed_version(name) or NO_VERSION
         except importlib.metadata.PackageNotFoundError:
             block[name] = "not installed"
     return block
@@ -73,7 +84,13 @@ def examine() -> Diagnosis:
             "drafttrace into it."
         )
         return Diagnosis(block, registered, (), problem)
-    problem = unsupported(version)
+    if version == NO_VERSION:
+        problem = (
+            "The installation of SGLang here is broken: its dist-info has no METADATA, which an interrupted pip leaves; "
+            "install SGLang again."
+        )
+        return Diagnosis(block, registered, (), problem)
+    problem = refusal(version)
     if problem is None and not registered:
         problem = f"The entry point of the group {GROUP} is missing; install drafttrace again with pip."
     read = installed_files()
@@ -83,7 +100,16 @@ def examine() -> Diagnosis:
     missing = [hook for hook in hooks if hook.needed and hook.error]
     if problem is None and missing:
         problem = f"{missing[0].target} cannot be hooked: {missing[0].error}; the recorder cannot work with it."
-    return Diagnosis(block, registered, hooks, problem)
+    return Diagnosis(block, registered, hooks, problem, _note(version) if problem is None else None)
+
+
+def _note(version: str) -> str | None:
+    if parse_version(version) is not None:
+        return None
+    return (
+        f"SGLang calls itself '{version}', which is no release number, so its version cannot be told; its symbols were "
+        "looked at instead."
+    )
 
 
 def _state(read: ReadFile, spec: HookSpec) -> HookState:

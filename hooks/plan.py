@@ -27,7 +27,10 @@ class DraftFacts:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """The loaded target (n layers, width hidden, slots handed over) and draft. ``about``: JSON blocks for the trace."""
+    """The loaded target (n layers, width hidden, slots handed over) and draft. ``about``: JSON blocks for the trace.
+
+    held: of a first pipeline stage, how many layers it has; its trace has what goes into those. None: all layers.
+    """
 
     n: int
     hidden: int
@@ -35,18 +38,21 @@ class ModelFacts:
     dtype: DType
     draft: DraftFacts | None
     about: Mapping[str, Any] = field(default_factory=dict)
+    held: int | None = None
 
 
 def layout_of(facts: ModelFacts, options: TapOptions, ranks: tuple[int, ...] = ()) -> TraceLayout:
     """Every tensor that a trace with these options may hold, in the order of its present bits."""
     wide, dtype = facts.hidden, facts.dtype
-    target = [TensorSpec(f"aux/{slot}", wide, dtype) for slot in range(facts.slots)]
+    whole = facts.held is None
+    target = [TensorSpec(f"aux/{slot}", wide, dtype) for slot in range(facts.slots if whole else 0)]
     if options.embed:
         target.append(TensorSpec("embed", wide, dtype))
-    if options.last:
+    if options.last and whole:
         target.append(TensorSpec("last", wide, dtype))
-    target += [TensorSpec(f"boundary/{k}", wide, dtype) for k in options.sweep(facts.n)]
-    draft = _draft_specs(facts.draft, options) if facts.draft is not None and options.draft else ()
+    swept = [k for k in options.sweep(facts.n) if facts.held is None or k < facts.held]
+    target += [TensorSpec(f"boundary/{k}", wide, dtype) for k in swept]
+    draft = _draft_specs(facts.draft, options) if whole and facts.draft is not None and options.draft else ()
     return TraceLayout(tuple(target), draft, ranks, hashed_names(facts) if ranks else ())
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from drafttrace.hooks.host import Step
 from drafttrace.tracer.row_hash import Hashes, row_hashes
@@ -49,25 +51,45 @@ class RankLog:
             return schema.records(schema.RANK_ROW, 0), np.zeros((0, len(self.names)), np.uint64)
         return np.concatenate(self._rows), np.concatenate(self._hashes)
 
-    def save(self, path: Path) -> None:
-        """Write them where the first rank looks for them, in one step."""
+    def save(self, path: Path, *, asked: float | None = None, problem: str | None = None) -> None:
+        """Write them where the first rank looks for them, in one step.
+
+        asked: when the trace was asked for, which tells it from an earlier one of its name. problem: what this rank lost.
+        """
         rows, hashes = self.tables()
         draft = path.with_name(f".{path.name}.{os.getpid()}")
         with open(draft, "wb") as file:
-            np.savez(file, rows=rows, hashes=hashes)
+            np.savez(file, rows=rows, hashes=hashes, asked=_stamp(asked), problem=np.array(problem or ""))
         os.replace(draft, path)
 
 
-def collect(paths: Mapping[int, Path], timeout: float) -> dict[int, tuple[schema.Records, Hashes]]:
-    """What the other ranks saved, as far as it comes within ``timeout`` seconds. The files are removed."""
-    found: dict[int, tuple[schema.Records, Hashes]] = {}
+@dataclass(frozen=True)
+class Report:
+    """What another rank saved: rows ``[R]``, hashes ``[R, names]``, and in words what it lost (None: nothing)."""
+
+    rows: schema.Records
+    hashes: Hashes
+    problem: str | None = None
+
+
+def _stamp(asked: float | None) -> npt.NDArray[np.float64]:
+    return np.array(-1.0 if asked is None else asked, np.float64)
+
+
+def collect(paths: Mapping[int, Path], timeout: float, *, asked: float | None = None) -> dict[int, Report]:
+    """What the other ranks saved, as far as it comes within ``timeout`` seconds. The files are removed.
+
+    What they saved for an earlier trace of the same name (of another ``asked``) is removed, too, and not taken.
+    """
+    found: dict[int, Report] = {}
     deadline = time.monotonic() + timeout
     while True:
         for rank in paths.keys() - found.keys():
             path = paths[rank]
             if path.exists():
                 with np.load(path, allow_pickle=False) as data:
-                    found[rank] = (data["rows"], data["hashes"])
+                    if "asked" in data and data["asked"] == _stamp(asked):
+                        found[rank] = Report(data["rows"], data["hashes"], str(data["problem"]) or None)
                 path.unlink(missing_ok=True)
         if len(found) == len(paths) or time.monotonic() > deadline:
             return found

@@ -17,6 +17,7 @@ from drafttrace.hooks.config import Settings, parent_of, trace_id_of
 from drafttrace.hooks.frames import Batch, Frame, FrameRows, Span, is_boundary
 from drafttrace.hooks.identity import RowGroup
 from drafttrace.hooks.options import AUTO_ROWS, BadOptions, TapOptions
+from drafttrace.hooks.place import Place
 from drafttrace.hooks.plan import ModelFacts
 from drafttrace.hooks.session import Session
 from drafttrace.hooks.sink import WriterThread
@@ -61,7 +62,7 @@ class _Aside:
         self._work()
 
     def fail(self, error: BaseException) -> None:
-        self._told("the writer thread", error)
+        self._told("work beside the traces", error)
 
 
 class Recorder:
@@ -71,14 +72,13 @@ class Recorder:
     """
 
     def __init__(
-        self, settings: Settings, store: Store, facts: Callable[[], ModelFacts], *, rank: int = 0, ranks: int = 1
+        self, settings: Settings, store: Store, facts: Callable[[], ModelFacts], *, place: Place | None = None
     ) -> None:
         self.active = False
         self.settings = settings
         self.store = store
-        self.rank = rank
-        self.ranks = ranks
-        self.thread = WriterThread(settings.queue_bytes, apart=settings.writer_process)
+        self.place = place or Place()
+        self.thread = WriterThread(settings.queue_bytes, apart=settings.writer_process, told=self.count)
         self.sessions: dict[str, Session] = {}
         self.errors = 0
         self.last_error: str | None = None
@@ -103,7 +103,9 @@ class Recorder:
     # Requests
 
     def session(self, rid: str, prompt: Sequence[int]) -> Session | None:
-        """The session of a request id; None where nobody asked for a trace of that name."""
+        """The session of a request id; None where nobody asked for a trace of that name, or another process has it."""
+        if not self.place.records:
+            return None
         found = self.sessions.get(rid)
         if found is not None:
             return found
@@ -122,12 +124,12 @@ class Recorder:
         return session
 
     def _start(self, trace_id: str, rid: str, request: Mapping[str, Any], prompt: Sequence[int]) -> Session | None:
-        refusal = None
+        refusal = self.place.refusal
         try:
             options = TapOptions.parse(request.get("taps") or {})
         except BadOptions as error:
             refusal = str(error)
-        if not self.rank and self.store.trace_path(trace_id).exists():
+        if not self.place.rank and self.store.trace_path(trace_id).exists():
             # Another request with this id has its file already: leave both file and state alone.
             logger.error("drafttrace: a second request names the trace %s; it is not recorded", trace_id)
             return None
@@ -147,8 +149,8 @@ class Recorder:
             store=self.store,
             thread=self.thread,
             prompt=prompt,
-            rank=self.rank,
-            ranks=self.ranks,
+            place=self.place,
+            asked=request.get("created"),
         )
         if parent_of(trace_id) is not None:
             session.announce()
@@ -156,7 +158,7 @@ class Recorder:
 
     def refuse(self, trace_id: str, reason: str) -> None:
         """Tell the client why there will be no trace."""
-        if self.rank:
+        if self.place.rank or not self.place.records:
             return
         try:
             write_json(self.store.state_path(trace_id), {"state": INCOMPLETE, "reason": reason, **identity()})
@@ -209,7 +211,7 @@ class Recorder:
                 live_rows=live,
                 padded_rows=live,
                 cached_prefix=entry.cached_prefix,
-                rank=self.rank,
+                rank=self.place.rank,
             )
             session.frames += 1
             session.plan_sweep(rows)
@@ -310,7 +312,7 @@ class Recorder:
 
     def aside(self, work: Callable[[], None]) -> None:
         """Have the writer thread do ``work`` when it comes to it; here and now where there is none."""
-        if not self.thread.put(_Aside(work, self.fail), 0):
+        if not self.thread.put(_Aside(work, self.count), 0):
             work()
 
     def stop(self) -> None:
@@ -321,12 +323,16 @@ class Recorder:
 
     def fail(self, where: str, error: BaseException, frame: Frame | None = None) -> None:
         """Something of ours went wrong. Logged once; the traces in the batch become incomplete."""
-        with self._lock:
-            self.errors += 1
-            first = self.errors == 1
-            self.last_error = f"{where}: {error or type(error).__name__}"
-        if first:
-            logger.error("drafttrace: %s (further errors are only counted)", self.last_error, exc_info=error)
+        self.count(where, error)
         sessions = [span.session for span in frame.spans] if frame else [b.session for b in self._batches.values()]
         for session in sessions:
             session.problem(f"an error inside the recorder: {self.last_error}")
+
+    def count(self, where: str, error: BaseException) -> None:
+        """Something of ours went wrong on any thread: for the health route; in the log once."""
+        with self._lock:
+            self.errors += 1
+            first = self.errors == 1
+            self.last_error = f"{where}: {str(error) or type(error).__name__}"
+        if first:
+            logger.error("drafttrace: %s (further errors are only counted)", self.last_error, exc_info=error)

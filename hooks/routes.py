@@ -8,9 +8,10 @@ from __future__ import annotations
 import hmac
 import secrets
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from drafttrace.hooks.config import RID_PREFIX, TRACE_ID, Settings
+from drafttrace.hooks.config import RID_PREFIX, STORED_ID, TRACE_ID, Settings, rank_part
 from drafttrace.hooks.options import BadOptions, TapOptions
 from drafttrace.hooks.store import RECORDING, WAITING, Store, TraceState
 
@@ -35,8 +36,9 @@ class Service:
             return 403, _error(
                 "This server wants a token to start a trace, and it is missing or wrong; send the one it was started with."
             )
-        if not self.store.directory.is_dir():
-            return 507, _error(f"The trace folder {self.settings.directory} is gone; make it again.")
+        gone = self._folder_gone()
+        if gone is not None:
+            return gone
         known = self.health()
         if not known["supported"]:
             return 503, _error(f"The recorder is off: {known['reason']}")
@@ -53,10 +55,16 @@ class Service:
         refusal = self._over_budget()
         if refusal is not None:
             return 429, _error(refusal)
-        if self.store.known(trace_id):
-            return 409, _error(f"There is a trace '{trace_id}' already; delete it or choose another id.")
+        taken = self._taken(trace_id)
+        if taken is not None:
+            return taken
         try:
             self.store.ask(trace_id, taps)
+            # Another process of the server may have let one in that this one could be taken for.
+            taken = self._kin(trace_id)
+            if taken is not None:
+                self.store.request_path(trace_id).unlink(missing_ok=True)
+                return taken
         except FileExistsError:
             return 409, _error(f"There is a trace '{trace_id}' already; delete it or choose another id.")
         except OSError as error:
@@ -66,8 +74,35 @@ class Service:
             )
         return 200, {"id": trace_id, "rid": f"{RID_PREFIX}{trace_id}"}
 
+    def _folder_gone(self) -> Answer | None:
+        if self.store.directory.is_dir():
+            return None
+        return 507, _error(
+            f"The trace folder {self.settings.directory} is gone, and what was in it; make it again on the server."
+        )
+
+    def _taken(self, trace_id: str) -> Answer | None:
+        if self.store.known(trace_id):
+            return 409, _error(f"There is a trace '{trace_id}' already; delete it or choose another id.")
+        return self._kin(trace_id)
+
+    def _kin(self, trace_id: str) -> Answer | None:
+        """The recorder names the parts of a trace (ID_0 in a batch, ID_rank1): no other client may have such a name."""
+        kin = self.store.relative(trace_id)
+        if kin is None:
+            return None
+        part, whole = sorted((trace_id, kin), key=len, reverse=True)
+        return 409, _error(
+            f"The id '{trace_id}' cannot be used beside the trace '{kin}': '{part}' could be a part of '{whole}' (of a "
+            f"batch, or of another rank); delete '{kin}' or choose another id."
+        )
+
     def _over_budget(self) -> str | None:
-        running = sum(1 for state in self.store.states() if state.state in (WAITING, RECORDING))
+        running = sum(
+            1
+            for state in self.store.states()
+            if state.state in (WAITING, RECORDING) and not self.store.is_rank_part(state.id)
+        )
         if running >= self.settings.max_traces:
             return (
                 f"{running} traces wait or are being recorded, and {self.settings.max_traces} are allowed at once; "
@@ -85,11 +120,14 @@ class Service:
 
     def find(self, trace_id: str) -> tuple[TraceState | None, Answer]:
         """One trace, or the answer that says that there is none."""
-        if not TRACE_ID.fullmatch(trace_id):
+        if not STORED_ID.fullmatch(trace_id):
             return None, (
                 400,
                 _error(f"The id {trace_id!r} is no trace id; give the one that the start of it answered."),
             )
+        gone = self._folder_gone()
+        if gone is not None:
+            return None, gone
         state = self.store.state(trace_id)
         if state is None:
             return None, (
@@ -97,7 +135,23 @@ class Service:
                 _error(f"There is no trace '{trace_id}'; GET /drafttrace/traces lists those there are."),
             )
         keys = ("id", "state", "bytes", "rows", "reason")
-        return state, (200, {key: getattr(state, key) for key in keys})
+        named = {rank: rank_part(trace_id, rank) for rank in self.store.ranks(trace_id)}
+        ranks = [rank for rank, name in named.items() if self.store.trace_path(name).is_file()]
+        return state, (200, {**{key: getattr(state, key) for key in keys}, "ranks": ranks})
+
+    def file(self, trace_id: str, *, partial: bool = False) -> tuple[Path | None, Answer]:
+        """The file of a trace, or the answer that says why there is none to give. partial: also of one that grows."""
+        state, answer = self.find(trace_id)
+        if state is None:
+            return None, answer
+        path = self.store.trace_path(trace_id)
+        if not path.is_file():
+            reason = (state.reason or "its request has not begun").rstrip(".")
+            why = f"The trace '{trace_id}' is {state.state} and has no file: {reason}; record it again."
+            return None, (409, _error(why))
+        if not state.finished and not partial:
+            return None, (409, _error(f"The trace '{trace_id}' is {state.state}; ask again, or add ?partial=1."))
+        return path, answer
 
     def delete(self, trace_id: str) -> Answer:
         """Remove a trace's files."""
@@ -133,15 +187,9 @@ def add_routes(app: Any, service: Service) -> None:
         return reply(service.find(trace_id)[1])
 
     def file(trace_id: str, partial: int = 0) -> Any:
-        state, answer = service.find(trace_id)
-        if state is None:
+        path, answer = service.file(trace_id, partial=bool(partial))
+        if path is None:
             return reply(answer)
-        path = service.store.trace_path(trace_id)
-        if not path.is_file():
-            why = f"The trace '{trace_id}' is {state.state} and has no file: {state.reason}; record it again."
-            return reply((409, _error(why)))
-        if not state.finished and not partial:
-            return reply((409, _error(f"The trace '{trace_id}' is {state.state}; ask again, or add ?partial=1.")))
         return FileResponse(path, media_type="application/x-hdf5", filename=path.name)
 
     def delete(trace_id: str) -> JSONResponse:

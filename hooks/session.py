@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from drafttrace.hooks import store as states
-from drafttrace.hooks.config import Settings
+from drafttrace.hooks.config import Settings, rank_part
 from drafttrace.hooks.frames import Batch, FrameRows, is_boundary
 from drafttrace.hooks.options import TapOptions
+from drafttrace.hooks.place import Place
 from drafttrace.hooks.plan import ModelFacts, expected_taps, hashed_names, layout_of
-from drafttrace.hooks.ranks import RankLog, collect
+from drafttrace.hooks.ranks import RankLog, Report, collect
 from drafttrace.hooks.sink import WriterThread
 from drafttrace.hooks.store import Store, identity, write_json
 from drafttrace.hooks.writer_link import OpenFile
 from drafttrace.tracer.capture import Phase, Probe
 
 _RANKS_WAIT = 5.0  # seconds that the first rank waits for the others at the end of a request
+_RANK_FILES_WAIT = 20.0  # and where they finish files of their own before they report
 _STATE_EVERY = 0.5  # seconds between two updates of the state that clients poll
 
 
@@ -36,9 +39,12 @@ class Session:
         store: Store,
         thread: WriterThread,
         prompt: Sequence[int],
-        rank: int = 0,
-        ranks: int = 1,
+        place: Place | None = None,
+        asked: float | None = None,
     ) -> None:
+        """asked: when the trace was asked for: another one of the same id may be asked for before this one is over."""
+        self.place = place or Place()
+        rank, ranks = self.place.rank, self.place.ranks
         self.id = trace_id
         self.rid = rid
         self.options = options
@@ -47,7 +53,7 @@ class Session:
         self.owner = trace_id  # the trace whose first rank merges this rank's hashes
         self.writes = rank == 0 or settings.all_ranks
         if rank:
-            self.id = f"{trace_id}_rank{rank}"  # with --all-ranks, each rank has a file of its own
+            self.id = rank_part(trace_id, rank)  # with --all-ranks, each rank has a file of its own
         self._merges = tuple(range(1, ranks)) if rank == 0 else ()
         self.layout = layout_of(facts, options, tuple(range(ranks)) if self._merges else ())
         self._log = RankLog(hashed_names(facts)) if ranks > 1 else None
@@ -73,6 +79,7 @@ class Session:
         self._budget = settings.max_trace_bytes
         self._last_state = 0.0
         self._created = time.time()
+        self._asked = asked
 
     def wants(self, name: str) -> bool:
         """Whether this trace records the tap."""
@@ -189,6 +196,7 @@ class Session:
         self.pending.clear()
         facts = {**request, "accept_counts": self.accept_counts, "rounds": self.round + 1, "events": self.events}
         facts["cached_prefix"] = self.cached_prefix or 0
+        facts["place"] = self.place.to_json()
         if not self._thread.put(_End(self, list(tokens), prompt_length, facts), 0):
             self._write_state(states.INCOMPLETE, "the writer thread is gone")
 
@@ -213,7 +221,7 @@ class Session:
         step = batch.on_host()
         if self._log is not None:
             self._log.append(step)
-        if not self.writes:
+        if not self.writes or (self._file is None and not self._wanted()):
             return
         if self._store.used_bytes(max_age=1.0) + batch.nbytes > self._settings.max_dir_bytes:
             self.problem(
@@ -227,11 +235,27 @@ class Session:
         if time.monotonic() - self._last_state >= _STATE_EVERY:
             self._write_state(states.RECORDING, None)
 
+    def _wanted(self) -> bool:
+        """Whether the trace is still the one that was asked for: not deleted, and no other one of its name since."""
+        request = self._store.request_of(self.owner)
+        return request is not None and request.get("created") == self._asked
+
     def _end(self, tokens: list[int], prompt_length: int, request: dict[str, Any]) -> None:
-        if self._log is not None and self.rank:
-            self._log.save(self._store.rank_path(self.owner, self.rank))
-        if not self.writes:
-            return
+        try:
+            if self.writes and (self._file is not None or self._wanted()):
+                self._finish(tokens, prompt_length, request)
+        except Exception as error:
+            self.problem(f"writing failed: {_words(error)}")
+            if self._file is not None:  # an open file keeps its room on a full disk, deleted or not
+                with contextlib.suppress(Exception):
+                    self._file.close()
+            raise
+        finally:  # after this rank's own file: the first rank's trace says what became of it
+            if self._log is not None and self.rank and self._wanted():
+                path = self._store.rank_path(self.owner, self.rank)
+                self._log.save(path, asked=self._asked, problem=self.reason)
+
+    def _finish(self, tokens: list[int], prompt_length: int, request: dict[str, Any]) -> None:
         file = self._open()
         self._merge_ranks(file)
         written = file.written
@@ -243,7 +267,7 @@ class Session:
         for name, rows in written.dropped.items():
             self._probes[name][3] += rows
             self.problem(f"{rows} rows of {name} did not connect to the rows before them and were dropped")
-        reason = self.reason or self._silent()
+        reason = "; ".join(filter(None, (self.reason or self._silent(), self.place.gap))) or None
         file.finish(
             reason=reason,
             tokens=tokens,
@@ -259,12 +283,15 @@ class Session:
         if self._log is None or not self._merges:
             return
         paths = {rank: self._store.rank_path(self.id, rank) for rank in self._merges}
-        found = collect(paths, _RANKS_WAIT)
-        for rank, (rows, hashes) in {0: self._log.tables(), **found}.items():
-            file.append_rank(rank, rows, hashes)
+        patience = _RANK_FILES_WAIT if self._settings.all_ranks else _RANKS_WAIT
+        found = collect(paths, patience, asked=self._asked)
+        for rank, report in {0: Report(*self._log.tables()), **found}.items():
+            file.append_rank(rank, report.rows, report.hashes)
+            if report.problem is not None:
+                self.problem(f"rank {rank}: {report.problem}")
         missing = sorted(set(self._merges) - set(found))
         if missing:
-            self.problem(f"rank {missing[0]} did not report its row hashes within {_RANKS_WAIT:.0f} seconds")
+            self.problem(f"rank {missing[0]} did not report its row hashes within {patience:.0f} seconds")
 
     def _silent(self) -> str | None:
         """The tap that fired less often than it should have, in words."""
@@ -279,8 +306,8 @@ class Session:
 
     def _failed(self, error: BaseException, *, last: bool = False) -> None:
         """last: the job that ends the file failed. Until then the file grows and shrinks, and nobody may fetch it."""
-        text = str(error) or type(error).__name__
-        self.problem(f"writing failed: {text}")
+        self._thread.told("writing a trace", error)
+        self.problem(f"writing failed: {_words(error)}")
         if last:
             self._write_state(states.INCOMPLETE, self.reason)
 
@@ -288,13 +315,17 @@ class Session:
         if not self.writes:
             return
         self._last_state = time.monotonic()
-        if self._store.request_of(self.owner) is None:
+        if not self._wanted():
             return  # deleted while it was recorded: nobody wants to hear of it any more
         data = {"state": state, "reason": reason, "rows": self._rows, "created": self._created, **identity()}
         try:
             write_json(self._store.state_path(self.id), data)
         except OSError as error:
             self.problem(f"the trace folder cannot be written ({error.strerror})")
+
+
+def _words(error: BaseException) -> str:
+    return str(error) or type(error).__name__
 
 
 class _Write:

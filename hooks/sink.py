@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from drafttrace.hooks.writer_link import WriterLink
 
@@ -20,13 +22,20 @@ class Job(Protocol):
 
 class WriterThread:
     """One daemon thread per process. ``limit`` bounds the bytes that wait in the queue. apart: files are written by a
-    process of their own, which ``files`` leads to.
+    process of their own, which ``files`` leads to. told: hears of every error of a job, from the thread it happened on.
 
     The lock is held for a few additions only: whoever puts a job is the thread that serves.
     """
 
-    def __init__(self, limit: int, *, apart: bool = True) -> None:
+    def __init__(
+        self,
+        limit: int,
+        *,
+        apart: bool = True,
+        told: Callable[[str, BaseException], Any] = lambda where, error: None,
+    ) -> None:
         self.limit = limit
+        self.told = told
         self.files = WriterLink(apart)
         self._queue: queue.SimpleQueue[tuple[Job, int] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -83,6 +92,9 @@ class WriterThread:
             del queued
             try:
                 _attempt(job)
+            except Exception as error:  # of ``fail`` itself: the traces to come are not to be lost for it
+                with contextlib.suppress(Exception):
+                    self.told("the writer thread", error)
             finally:
                 del job
                 with self._lock:

@@ -11,16 +11,19 @@ import contextlib
 import functools
 import json
 import os
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from drafttrace.hooks.config import TRACE_ID, parent_of
+from drafttrace.hooks.config import STORED_ID, Settings, owners_of, parent_of, rank_of, rank_part
 
 WAITING, RECORDING, COMPLETE, INCOMPLETE = "waiting", "recording", "complete", "incomplete"
 _GONE = "the server process that was recording it is gone; the file holds every frame that it flushed"
+_ENDED = "the server that it was asked of ended before a request with its rid began; ask for another one"
+_ALONE = "nothing is known of it but its file, which was put here or outlived what stood beside it"
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class TraceState:
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
     """Replace ``path`` in one step, so that a reader never sees half of it."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     draft.write_text(json.dumps(data, default=str), encoding="utf-8")
     os.replace(draft, path)
 
@@ -96,10 +99,11 @@ def alive(said: Mapping[str, Any]) -> bool:
 
 
 class Store:
-    """The trace folder of one server."""
+    """The trace folder of one server. wait_seconds: how long an asked-for trace counts as waiting for its request."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, wait_seconds: float = Settings.wait_seconds) -> None:
         self.directory = directory
+        self._wait_seconds = wait_seconds
         self.status_directory = directory / ".status"
         self._used = (float("-inf"), 0)
         self._said: dict[str, dict[str, Any]] = {}
@@ -139,17 +143,29 @@ class Store:
         said = read_json(self.state_path(trace_id))
         path = self.trace_path(trace_id)
         size = path.stat().st_size if path.exists() else 0
-        if request is None and said is None and not size:
-            return None
+        if request is None and said is None:
+            return TraceState(trace_id, INCOMPLETE, size, 0, _ALONE, path.stat().st_mtime) if size else None
         created = float((request or said or {}).get("created", 0.0)) or (path.stat().st_mtime if size else 0.0)
         if said is None:
             parts = ", ".join(self.parts(trace_id))
-            batch = f"the request was a batch; each part has a trace of its own: {parts}" if parts else None
-            return TraceState(trace_id, INCOMPLETE if batch else WAITING, size, 0, batch, created)
+            why = f"the request was a batch; each part has a trace of its own: {parts}" if parts else None
+            why = why or self._lapsed(request or {}, created, size)
+            return TraceState(trace_id, INCOMPLETE if why else WAITING, size, 0, why, created)
         state, reason = str(said.get("state", RECORDING)), said.get("reason")
         if state == RECORDING and not alive(said):
             state, reason = INCOMPLETE, _GONE
         return TraceState(trace_id, state, size, int(said.get("rows", 0)), reason, created)
+
+    def _lapsed(self, request: Mapping[str, Any], created: float, size: int) -> str | None:
+        """Why nobody needs to wait for a trace any more whose request has not begun, in words; None while one has to."""
+        if "pid" in request and not alive(request):
+            return _GONE if size else _ENDED
+        if time.time() - created <= self._wait_seconds:
+            return None
+        return (
+            f"no request with its rid began within {self._wait_seconds:.0f} seconds, so it does not wait any longer; if "
+            "the server refused the request, its answer said why (a request that still comes is recorded)"
+        )
 
     def ids(self) -> Iterator[str]:
         """Every trace id in the folder."""
@@ -157,7 +173,7 @@ class Store:
         with contextlib.suppress(OSError):
             for entry in os.scandir(self.directory):
                 name = entry.name.partition(".")[0]
-                if TRACE_ID.fullmatch(name):
+                if STORED_ID.fullmatch(name):
                     names.add(name)
         yield from sorted(names)
 
@@ -179,11 +195,12 @@ class Store:
         return total
 
     def delete(self, trace_id: str) -> bool:
-        """Remove all files of a trace; whether there was one."""
+        """Remove all files of a trace, those of its other ranks with it; whether there was one."""
         found = False
-        name = _checked(trace_id)
-        paths: list[Path] = [self.request_path(name), self.trace_path(name), self.state_path(name)]
-        paths += self.directory.glob(f"{name}.rank*.npz")
+        paths: list[Path] = []
+        for name in (_checked(trace_id), *(rank_part(trace_id, rank) for rank in self.ranks(trace_id))):
+            paths += [self.request_path(name), self.trace_path(name), self.state_path(name)]
+            paths += self.directory.glob(f"{name}.rank*.npz")
         for path in paths:
             with contextlib.suppress(FileNotFoundError):
                 path.unlink()
@@ -202,7 +219,30 @@ class Store:
 
     def parts(self, trace_id: str) -> list[str]:
         """The traces of a batch (several prompts, or n > 1) that was sent under one id."""
-        return [name for name in self.ids() if name.startswith(f"{_checked(trace_id)}_") and self.has_state(name)]
+        return [
+            name
+            for name in self.ids()
+            if _is_batch_part(name, _checked(trace_id)) and self.has_state(name) and not self._asked_for(name)
+        ]
+
+    def ranks(self, trace_id: str) -> list[int]:
+        """The other ranks that have a file of their own of this trace, or have begun one (``--all-ranks``)."""
+        named = {said: name for name in self.ids() if (said := rank_of(name)) is not None}
+        return sorted(
+            rank for (owner, rank), name in named.items() if owner == trace_id and not self._asked_for(name)
+        )
+
+    def is_rank_part(self, name: str) -> bool:
+        """Whether this is another rank's file of a trace, and no trace that a client asked for."""
+        return rank_of(name) is not None and not self._asked_for(name)
+
+    def _asked_for(self, name: str) -> bool:
+        return self.request_path(name).exists()
+
+    def relative(self, trace_id: str) -> str | None:
+        """A trace in the folder whose parts ``trace_id`` would be one of, or which would be one of its own parts."""
+        above = (name for name in owners_of(trace_id) if self._asked_for(name))
+        return next(above, None) or next((name for name in self.ids() if trace_id in owners_of(name)), None)
 
     def has_state(self, trace_id: str) -> bool:
         """Whether a scheduler has said anything of this trace."""
@@ -210,7 +250,7 @@ class Store:
 
     def ask(self, trace_id: str, taps: Mapping[str, Any]) -> None:
         """Write down that a client wants this trace. Raises FileExistsError where the id is taken."""
-        data = {"id": trace_id, "taps": dict(taps), "created": time.time()}
+        data = {"id": trace_id, "taps": dict(taps), "created": time.time(), **identity()}
         path = self.request_path(trace_id)
         with open(path, "x", encoding="utf-8") as file:
             json.dump(data, file)
@@ -242,7 +282,14 @@ class Store:
                     path.unlink(missing_ok=True)
 
 
+def _is_batch_part(name: str, trace_id: str) -> bool:
+    parent = parent_of(name)
+    while parent is not None and parent != trace_id:
+        parent = parent_of(parent)
+    return parent is not None
+
+
 def _checked(trace_id: str) -> str:
-    if not TRACE_ID.fullmatch(trace_id):
+    if not STORED_ID.fullmatch(trace_id):
         raise ValueError(f"'{trace_id}' is no trace id")
     return trace_id

@@ -186,6 +186,10 @@ class FileApart:
     def finish(self, *, request: Mapping[str, Any], **end: Any) -> None:
         self._ask("finish", {**end, "request": pieces_of(request)})
 
+    def close(self) -> None:
+        """Close the file as it is, where it was not finished."""
+        self._ask("close")
+
     def _ask(self, verb: str, *arguments: Any) -> Any:
         return self._link.ask(verb, self._key, *arguments, of=self._process)
 

@@ -50,6 +50,7 @@ class Files:
             "written": self._written,
             "append_rank": lambda key, *rows: self._open[key].append_rank(*rows),
             "finish": self._finish,
+            "close": self._close,
         }
 
     def answer(self, message: Message) -> tuple[str | None, Any] | None:
@@ -114,6 +115,11 @@ class Files:
         self._problems.pop(key, None)
         self._lost.pop(key, None)
         self._open.pop(key).finish(**end)
+
+    def _close(self, key: int) -> None:
+        file = self._open.pop(key, None)
+        if file is not None:
+            file.close()
 
 
 def _words(error: Exception) -> str:

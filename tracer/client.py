@@ -120,7 +120,7 @@ class Client:
         return str(answer["id"]), str(answer["rid"])
 
     def trace_state(self, trace_id: str) -> Mapping[str, Any]:
-        """``{"state": "waiting" | "recording" | "complete" | "incomplete", "bytes", "rows", "reason"}``."""
+        """``{"state": "waiting" | "recording" | "complete" | "incomplete", "bytes", "rows", "reason", "ranks"}``."""
         try:
             return self._json("GET", f"/drafttrace/traces/{trace_id}")
         except _Refused as refusal:
@@ -235,9 +235,9 @@ class Client:
                 f"The server at {self.url} refused access ({refusal.status}: {_sentence(refusal.text)}); "
                 "give --api-key, and --token if it was started with one (in Python: api_key and token)."
             )
-        return ServerProblem(
-            f"The server at {self.url} answered {refusal.status}: {_sentence(refusal.text)} {_look_where(refusal.status)}"
-        )
+        said = f"The server at {self.url} answered {refusal.status}: {_sentence(refusal.text)}"
+        where = _look_where(refusal.status)
+        return ServerProblem(f"{said} {where}" if where else said)
 
     def _json(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, *, timeout: float | None = None
@@ -314,10 +314,15 @@ def _error_text(data: bytes) -> str:
     return found if isinstance(found, str) else json.dumps(found)[:300]
 
 
+_OURS = {404, 409, 429, 507}  # answers of the plugin, which say themselves what to do
+
+
 def _look_where(status: int) -> str:
     """What to do about an answer that is no answer."""
     if status == 503:
         return "Wait until the server is ready, then run the command again."
+    if status in _OURS:
+        return ""
     return "Look for the reason in the server's log."
 
 

@@ -85,7 +85,7 @@ def made_with() -> str:
     for name in names:
         try:
             versions.append(f"{name} {importlib.metadata.version(name)}")
-        except importlib.metadata.PackageNotFoundError:
+        except (importlib.metadata.PackageNotFoundError, KeyError):
             versions.append(f"{name} missing")
     return ", ".join(versions)
 

@@ -33,11 +33,13 @@ class InstalledClass:
 
 
 def installed_version() -> str | None:
-    """The version of the SGLang in this environment; None where there is none. Imports nothing of it."""
+    """The version of the SGLang in this environment; None where there is none, or an interrupted installation that does
+    not say it. Imports nothing of it."""
     try:
-        return metadata.version("sglang")
-    except metadata.PackageNotFoundError:
+        found: str | None = metadata.version("sglang")
+    except (metadata.PackageNotFoundError, KeyError, TypeError):
         return None
+    return found or None
 
 
 def installed_class(architecture: str) -> InstalledClass | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import importlib
 import json
 import platform
 import re
@@ -14,6 +16,7 @@ from typing import Any
 import torch
 
 import drafttrace
+from drafttrace.hooks.place import Place
 from drafttrace.hooks.plan import DraftFacts, ModelFacts
 from drafttrace.hooks.sglang_engine import weights, wiring
 from drafttrace.hooks.sglang_engine.attach import backbone_of, fc_of, fc_widths
@@ -97,17 +100,61 @@ def dtype_of(model: torch.nn.Module) -> DType:
     return _DTYPES.get(getattr(weight, "dtype", None), DType.BF16)  # type: ignore[arg-type]
 
 
-def place() -> tuple[int, int]:
-    """Rank and size of the group of ranks that compute the same rows: the attention-TP group of this process."""
-    try:
+def place() -> Place:
+    """Where this process stands: the ranks that compute the same rows are those of its attention-TP group."""
+    rank, ranks = _of_group("attn_tp", "get_attention_tp_rank", "get_attention_tp_size", None)
+    stage, stages = _of_group(
+        "pp", "get_pipeline_model_parallel_rank", "get_pipeline_model_parallel_world_size", (0, 1)
+    )
+    share, shares = _of_group("attn_cp", "get_attention_cp_rank", "get_attention_cp_size", (0, 1))
+    replica, replicas = _replica()
+    gap = refusal = None
+    if stages > 1:
+        gap = (
+            f"with --pp-size {stages} only the first of {stages} pipeline stages is recorded: the embedding and the "
+            "boundaries of its layers, no slots, no last state, no draft; serve with --pp-size 1 for a whole trace"
+        )
+    if shares > 1:
+        refusal = (
+            f"with context parallelism of {shares} ranks each holds other rows of a prompt, and none holds a whole trace; "
+            "serve without it for tracing"
+        )
+    return Place(rank, ranks, stage, stages, share, shares, replica, replicas, gap, refusal)
+
+
+def _of_group(name: str, rank: str, size: str, default: tuple[int, int] | None) -> tuple[int, int]:
+    """Rank and size of this process in a group of SGLang's; ``default`` where this release has none of that name (None:
+    those of the whole server)."""
+    with contextlib.suppress(Exception):
         from sglang.srt.runtime_context import get_parallel
 
         parallel = get_parallel()
-        return int(parallel.attn_tp_rank), int(parallel.attn_tp_size)
-    except Exception:
-        if not torch.distributed.is_initialized():
-            return 0, 1
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+        return int(getattr(parallel, f"{name}_rank")), int(getattr(parallel, f"{name}_size"))
+    for module in ("sglang.srt.layers.dp_attention", "sglang.srt.distributed"):
+        with contextlib.suppress(Exception):
+            found = importlib.import_module(module)
+            return int(getattr(found, rank)()), int(getattr(found, size)())
+    if default is not None:
+        return default
+    if not torch.distributed.is_initialized():
+        return 0, 1
+    return torch.distributed.get_rank(), torch.distributed.get_world_size()
+
+
+def _replica() -> tuple[int, int]:
+    with contextlib.suppress(Exception):
+        from sglang.srt.runtime_context import get_parallel
+
+        parallel = get_parallel()
+        return int(parallel.dp_rank or 0), int(parallel.num_dp_ranks)
+    return _of_group("attn_dp", "get_attention_dp_rank", "get_attention_dp_size", (0, 1))
+
+
+def layers_held(model: torch.nn.Module) -> int | None:
+    """How many layers, from the first on, this pipeline stage has; None where it has all."""
+    backbone = backbone_of(model)
+    end, layers = getattr(backbone, "end_layer", None), getattr(backbone, "layers", ())
+    return int(end) if isinstance(end, int) and end < len(layers) else None
 
 
 def model_facts(
@@ -144,6 +191,7 @@ def model_facts(
         dtype=dtype_of(target.model),
         draft=None if draft is None else draft_facts(draft, slots * hidden or hidden),
         about=about,
+        held=layers_held(target.model),
     )
 
 

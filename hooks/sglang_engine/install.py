@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import collections
-import importlib.metadata
 import logging
 import multiprocessing
 import os
@@ -16,7 +15,8 @@ from typing import Any
 from drafttrace.hooks.config import RID_PREFIX, BadSetting, Settings, trace_id_of
 from drafttrace.hooks.routes import Service, add_routes
 from drafttrace.hooks.sglang_engine import status
-from drafttrace.hooks.sglang_engine.versions import HTTP_HOOKS, SCHEDULER_HOOKS, HookSpec, unsupported
+from drafttrace.hooks.sglang_engine.symbols import installed_version, refusal
+from drafttrace.hooks.sglang_engine.versions import HTTP_HOOKS, SCHEDULER_HOOKS, HookSpec, parse_version
 from drafttrace.hooks.store import Store
 
 logger = logging.getLogger("drafttrace")
@@ -25,18 +25,18 @@ _NAMES_KEPT = 1024  # requests with n > 1 whose samples are still being named
 
 
 def sglang_version() -> str:
-    """The installed SGLang's version, without importing it."""
-    return importlib.metadata.version("sglang")
+    """The installed SGLang's version, without importing it; "unknown" where its dist-info does not say."""
+    return installed_version("sglang") or "unknown"
 
 
 def install(environment: Mapping[str, str]) -> None:
     """Hook this process: the HTTP server (the first process) or a scheduler; others are left alone."""
     version = sglang_version()
-    reason = unsupported(version)
+    reason = refusal(version)
     settings: Settings | None = None
     try:
         settings = Settings.from_environment(environment)
-        store = Store(settings.directory)
+        store = Store(settings.directory, settings.wait_seconds)
         if store.create() and multiprocessing.parent_process() is None:
             atexit.register(store.remove_empty)
     except BadSetting as error:
@@ -45,6 +45,11 @@ def install(environment: Mapping[str, str]) -> None:
         reason = reason or f"the trace folder cannot be made ({error})"
     if reason is not None:
         logger.error("drafttrace is off: %s", reason)
+    elif parse_version(version) is None and multiprocessing.parent_process() is None:
+        logger.warning(
+            "drafttrace: SGLang calls itself '%s', so its version cannot be told; its symbols are those that are hooked",
+            version,
+        )
     if multiprocessing.parent_process() is None:
         _install_http(settings, version, reason)
     elif "sglang.srt.managers.scheduler" in sys.modules and settings is not None and reason is None:
@@ -53,7 +58,7 @@ def install(environment: Mapping[str, str]) -> None:
 
 def _install_scheduler(settings: Settings, version: str) -> None:
     """Hook a scheduler. What fails here is told by the health route; the server runs untouched."""
-    store = Store(settings.directory)
+    store = Store(settings.directory, settings.wait_seconds)
     try:
         from drafttrace.hooks.sglang_engine.runtime import SchedulerHooks
 
@@ -110,7 +115,7 @@ class RequestNames:
 def _install_http(settings: Settings | None, version: str, reason: str | None) -> None:
     """Mount the routes when SGLang sets up its HTTP server. A plugin that is off still says why."""
     fired: collections.Counter[str] = collections.Counter()
-    store = Store(settings.directory) if settings is not None else None
+    store = Store(settings.directory, settings.wait_seconds) if settings is not None else None
     if store is not None and reason is None:
         store.forget_the_dead()
 

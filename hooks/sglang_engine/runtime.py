@@ -91,7 +91,7 @@ class SchedulerHooks:
         self.fired["load_model"] += 1
         side = "draft" if runner.is_draft_worker else "target"
         try:
-            self.recorder.rank, self.recorder.ranks = facts_of.place()
+            self.recorder.place = facts_of.place()
             taps = Taps(self.recorder, side)
             if side == "draft":
                 self.draft = runner
@@ -140,7 +140,7 @@ class SchedulerHooks:
         try:
             self.store.write_status(f"scheduler-{os.getpid()}", self._status())
         except Exception as error:
-            self.recorder.fail("the status file", error)
+            self.recorder.count("the status file", error)
 
     def _status(self) -> dict[str, Any]:
         from drafttrace.hooks.sglang_engine.status import scheduler_status

@@ -56,7 +56,11 @@ def scheduler_status(hooks: SchedulerHooks, report: list[dict[str, Any]]) -> dic
         )
     status: dict[str, Any] = {
         "role": "scheduler",
-        "rank": recorder.rank,
+        "rank": recorder.place.rank,
+        "place": recorder.place.to_json(),
+        "records": recorder.place.records,
+        "gap": recorder.place.gap,
+        "reason": recorder.place.refusal,
         "hooks": report,
         "taps": [f"{side}/{name}" for side, taps in hooks.taps.items() for name in taps.names],
         "errors": {"count": recorder.errors, "last": recorder.last_error},
@@ -93,7 +97,8 @@ def health(
 ) -> dict[str, Any]:
     """``GET /drafttrace/health``: the answers of all processes in one object."""
     hooks = list(own)
-    ranks, taps, last = [], [], None
+    ranks, taps, last = set(), [], None
+    places, gap = [], None
     count = 0
     first: Mapping[str, Any] = {}
     for status in statuses:
@@ -101,8 +106,12 @@ def health(
         errors = status.get("errors") or {}
         count += int(errors.get("count", 0))
         last = errors.get("last") or last
-        ranks.append(status.get("rank"))
         reason = reason or status.get("reason")
+        places += [status["place"]] if "place" in status else []
+        gap = gap or status.get("gap")
+        if not status.get("records", True):
+            continue  # a later stage of the pipeline
+        ranks.add(status.get("rank"))
         if "target" in status and (not first or status.get("rank") == 0):
             first, taps = status, status.get("taps", [])
     if reason is None and not first:
@@ -122,5 +131,8 @@ def health(
         "wiring": first.get("wiring"),
         "context_length": first.get("context_length"),
         "ranks": sorted(rank for rank in ranks if rank is not None),
+        "all_ranks": settings is not None and settings.all_ranks,
+        "places": places,
+        "gap": gap,
         "errors": {"count": count, "last": last},
     }

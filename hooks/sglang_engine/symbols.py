@@ -12,7 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from drafttrace.hooks.sglang_engine.versions import HTTP_HOOKS, SCHEDULER_HOOKS, HookSpec, unsupported
+from drafttrace.hooks.sglang_engine.versions import (
+    HTTP_HOOKS,
+    SCHEDULER_HOOKS,
+    HookSpec,
+    parse_version,
+    unsupported,
+)
 
 ReadFile = Callable[[str], bytes | None]
 
@@ -68,7 +74,32 @@ class Verdict:
 def installed() -> Verdict | None:
     """The SGLang of this environment, read from its files; None where there is none."""
     read = installed_files()
-    return None if read is None else judge(importlib.metadata.version("sglang"), read)
+    return None if read is None else judge(installed_version("sglang") or "unknown", read)
+
+
+def installed_version(name: str) -> str | None:
+    """What a distribution's dist-info calls its version; None where it says none (an interrupted installation).
+
+    Raises PackageNotFoundError for what is not installed.
+    """
+    try:
+        found: str | None = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        raise
+    except Exception:  # KeyError or another one, by the release of Python
+        return None
+    return found or None
+
+
+def refusal(version: str) -> str | None:
+    """Why the recorder stays off for the installed SGLang, in one sentence; None where it works.
+
+    A release is judged by its number. What has none (a source checkout) is judged by the symbols in its files.
+    """
+    if parse_version(version) is not None:
+        return unsupported(version)
+    read = installed_files()
+    return unsupported(version) if read is None else judge(version, read).reason
 
 
 def installed_files() -> ReadFile | None:
@@ -88,7 +119,14 @@ def installed_files() -> ReadFile | None:
 def judge(version: str, read: ReadFile) -> Verdict:
     """``read`` gives the bytes of a file of the release by its path in it, or None."""
     hooks = [check_hook(read, spec) for spec in (*SCHEDULER_HOOKS, *HTTP_HOOKS)]
-    return Verdict(version, unsupported(version), (*hooks, *_attributes_read(read)))
+    symbols = (*hooks, *_attributes_read(read))
+    if parse_version(version) is not None:
+        return Verdict(version, unsupported(version), symbols)
+    missing = next((one for one in symbols if one.needed and one.problem), None)
+    reason = (
+        f"{unsupported(version)} {missing.name} cannot be used: {missing.problem}." if missing is not None else None
+    )
+    return Verdict(version, reason, symbols)
 
 
 def _attributes_read(read: ReadFile) -> list[Symbol]:

@@ -75,9 +75,10 @@ HTTP_HOOKS = (
 
 
 def parse_version(text: str) -> tuple[int, int, int] | None:
-    """``(0, 5, 15)`` for "0.5.15.post1"; None for what is no release number."""
+    """``(0, 5, 15)`` for "0.5.15.post1"; None for what is no release number, as a checkout's "0.0.0.dev1+gabc"."""
     found = re.match(r"(\d+)\.(\d+)\.(\d+)", text)
-    return (int(found[1]), int(found[2]), int(found[3])) if found else None
+    number = (int(found[1]), int(found[2]), int(found[3])) if found else None
+    return number if number is not None and any(number) else None
 
 
 def unsupported(version: str) -> str | None:
@@ -85,7 +86,10 @@ def unsupported(version: str) -> str | None:
     window = f"{'.'.join(map(str, OLDEST))} to {'.'.join(map(str, NEWEST))}"
     parsed = parse_version(version)
     if parsed is None:
-        return f"SGLang calls itself '{version}', which is no release number; drafttrace knows {window}."
+        return (
+            f"SGLang calls itself '{version}', which is no release number (a source checkout?), so its version cannot be "
+            f"told; drafttrace knows {window}."
+        )
     if parsed < OLDEST:
         return f"SGLang {version} is older than the plugin framework that drafttrace needs; use {window}."
     if parsed > NEWEST:

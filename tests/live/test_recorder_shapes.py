@@ -14,7 +14,9 @@ from sglang_cpu.arguments import cpu_args
 from sglang_cpu.server import ServerDied
 
 from drafttrace.tracer.capture import Accepted, Phase
-from drafttrace.tracer.trace.reader import read_ranks
+from drafttrace.tracer.client import Client, Prompt, Sampling
+from drafttrace.tracer.commands.record import record_one
+from drafttrace.tracer.trace.reader import read_ranks, read_trace
 
 pytestmark = pytest.mark.live
 
@@ -80,7 +82,9 @@ def test_embeddings_in_place_of_ids_are_refused(tree: Any, pairs: Any) -> None:
     assert state["state"] == "incomplete" and "embeddings in place of token ids" in state["reason"]
 
 
-def test_ranks_report_hashes_of_what_they_should_hold_alike(start_server: Callable[..., Any], pairs: Any) -> None:
+def test_ranks_report_hashes_of_what_they_should_hold_alike(
+    start_server: Callable[..., Any], pairs: Any, tmp_path: Path
+) -> None:
     pair = pairs["tiny-llama"]
     traced = start_server(cpu_args(pair.target, pair.draft, tp=2), serve=("--all-ranks",))
     made = recording.record(traced, PROMPT, max_new_tokens=12, ignore_eos=True)
@@ -94,7 +98,44 @@ def test_ranks_report_hashes_of_what_they_should_hold_alike(start_server: Callab
     other = recording.collect(traced, f"{made.id}_rank1")
     assert other.state["state"] == "complete", other.state
     assert np.array_equal(recording.packed_slots(other.trace), recording.packed_slots(made.trace))
-    assert sorted(traced.server.get("/drafttrace/health")["ranks"]) == [0, 1]
+    health = traced.server.get("/drafttrace/health")
+    assert sorted(health["ranks"]) == [0, 1] and health["all_ranks"] and health["gap"] is None
+    # The longest id, and two samples: every part has a name on every rank, and no writer ends.
+    name = "z" * 64
+    asked = recording.start(traced.server, id=name)
+    options: dict[str, Any] = {"max_new_tokens": 4, "ignore_eos": True, "temperature": 1.0, "sampling": {"n": 2}}
+    traced.server.generate(input_ids=[PROMPT], rid=asked["rid"], **options)
+    for part in (f"{name}_0", f"{name}_0_1", f"{name}_0_1_rank1"):
+        state = recording.collect(traced, part).state
+        assert state["state"] == "complete", state
+    # `record` brings the files of both, and leaves none of them on the server.
+    before = {trace["id"] for trace in traced.server.get("/drafttrace/traces")["traces"]}
+    out = tmp_path / "t.h5"
+    prompt = Prompt(input_ids=tuple(PROMPT))
+    got = record_one(Client(traced.url), prompt, Sampling(max_new_tokens=4), out, taps={}, quiet=True, ranks=True)
+    assert got.complete and got.ranks == (tmp_path / "t_rank1.h5",)
+    assert np.array_equal(*(recording.packed_slots(read_trace(path)) for path in (out, *got.ranks)))
+    assert {trace["id"] for trace in traced.server.get("/drafttrace/traces")["traces"]} == before
+    assert traced.server.get("/drafttrace/health")["errors"] == {"count": 0, "last": None}
+
+
+def test_a_pipeline_has_one_trace_which_says_what_it_holds(start_server: Callable[..., Any], pairs: Any) -> None:
+    """Both stages took themselves for the first rank of one file, and the trace blamed a tap."""
+    args = cpu_args(pairs["tiny-llama"].target, extra=["--pp-size", "2"])
+    traced = start_server(args, env={"SGLANG_CPU_OMP_THREADS_BIND": "0|1"})
+    made = recording.record(traced, PROMPT, taps={"boundaries": "all"}, max_new_tokens=5, ignore_eos=True)
+    assert made.state["state"] == "incomplete" and "--pp-size 1 for a whole trace" in made.state["reason"]
+    place, n = made.trace.about["request"]["place"], made.trace.about["wiring"]["n"]
+    assert (place["stage"], place["stages"]) == (0, 2)
+    assert (
+        sorted(made.trace.boundaries) == list(range(max(made.trace.boundaries) + 1))
+        and n not in made.trace.boundaries
+    )
+    assert all(probe.fired == probe.expected for probe in made.trace.probes)
+    assert made.trace.embed is not None and len(made.trace.embed.rows) == len(made.trace.table) >= len(PROMPT)
+    health = traced.server.get("/drafttrace/health")
+    assert health["ranks"] == [0] and "--pp-size" in health["gap"] and health["errors"]["count"] == 0
+    assert sorted(place["stage"] for place in health["places"]) == [0, 1]
 
 
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-kimi"])

@@ -33,6 +33,8 @@ class Guarded:
             Settings(folder, token=TOKEN), self.store, lambda: {"supported": True, "reason": None}
         )
         self.asked: dict[str, dict[str, Any]] = {}
+        self.ranks: tuple[int, ...] = ()
+        self.broken = ""
 
     def answer(self, method: str, path: str, body: dict[str, Any]) -> tuple[int, bytes]:
         name = path.removeprefix("/drafttrace/traces").strip("/").split("/")[0]
@@ -40,13 +42,25 @@ class Guarded:
             self.asked[path] = body
         if path == "/generate":
             (waiting,) = (one["id"] for one in self.service.list()[1]["traces"])
-            shutil.copy(TRACE, self.store.trace_path(waiting))
-            write_json(self.store.state_path(waiting), {"state": "complete", "rows": 9, **identity()})
+            state = {
+                "state": "incomplete" if self.broken else "complete",
+                "rows": 9,
+                "reason": self.broken,
+                **identity(),
+            }
+            for name in (waiting, *(f"{waiting}_rank{rank}" for rank in self.ranks)):
+                write_json(self.store.state_path(name), state)
+                if not self.broken:
+                    shutil.copy(TRACE, self.store.trace_path(name))
+            if self.broken == "gone":
+                shutil.rmtree(self.store.directory)
             return 200, json.dumps({"text": "yes", "meta_info": {}}).encode()
         if path.endswith("/file"):
-            return 200, self.store.trace_path(name).read_bytes()
+            file, (status, told) = self.service.file(name)
+            return (status, json.dumps(told).encode()) if file is None else (200, file.read_bytes())
         if path == "/drafttrace/health":
             status, told = 200, {"supported": True, "sglang_version": "0.5.23", "hooks": []}
+            told |= {"all_ranks": bool(self.ranks), "ranks": [0, *self.ranks]}
         elif method == "POST":
             status, told = self.service.start(body)
         elif method == "DELETE":
@@ -107,3 +121,39 @@ def test_python_records_with_all_that_the_command_has(guarded: tuple[str, Guarde
     assert len(server.service.list()[1]["traces"]) == 1  # the kept one
     with pytest.raises(drafttrace.DrafttraceError, match="cannot cover 0 rows"):
         drafttrace.record(tmp_path / "t.h5", url=url, prompt="a", boundary_rows=0, token=TOKEN)
+
+
+def test_the_files_of_all_ranks_are_fetched_and_deleted(guarded: tuple[str, Guarded], tmp_path: Path) -> None:
+    """Only the first rank's was, and the others filled the server's folder."""
+    url, server = guarded
+    server.ranks = (1, 3)
+    out = tmp_path / "t.h5"
+    recorded = drafttrace.record(out, url=url, prompt="a", token=TOKEN)
+    others = [tmp_path / "t_rank1.h5", tmp_path / "t_rank3.h5"]
+    assert list(recorded.ranks) == others and all(path.read_bytes() == TRACE.read_bytes() for path in others)
+    assert recorded.to_json()["ranks"] == [str(path) for path in others]
+    assert list(server.store.ids()) == []
+    # Nothing of theirs is overwritten, and nothing is sent before that is known.
+    out.unlink()
+    server.asked.clear()
+    with pytest.raises(drafttrace.DrafttraceError, match=r"another rank '.*t_rank1.h5' exists already"):
+        drafttrace.record(out, url=url, prompt="a", token=TOKEN)
+    server.ranks = ()
+    with pytest.raises(drafttrace.DrafttraceError, match=r"t_rank1.h5' would be taken for another rank of"):
+        drafttrace.record(out, url=url, prompt="a", token=TOKEN, force=True)
+    assert not server.asked and not out.exists()
+
+
+def test_a_trace_without_a_file_does_not_stay_on_the_server(guarded: tuple[str, Guarded], tmp_path: Path) -> None:
+    url, server = guarded
+    server.broken = "the disk is full; make room first."
+    with pytest.raises(drafttrace.DrafttraceError, match=r"the disk is full; make room first; record it again\.$"):
+        drafttrace.record(tmp_path / "t.h5", url=url, prompt="a", token=TOKEN)
+    assert list(server.store.ids()) == []
+
+
+def test_a_folder_that_went_is_told_by_record(guarded: tuple[str, Guarded], tmp_path: Path) -> None:
+    url, server = guarded
+    server.broken = "gone"
+    with pytest.raises(drafttrace.DrafttraceError, match=r"507: The trace folder .* is gone.*on the server\.$"):
+        drafttrace.record(tmp_path / "t.h5", url=url, prompt="a", token=TOKEN)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from drafttrace.hooks.config import Settings
+from drafttrace.hooks.config import Settings, owners_of, trace_id_of
 from drafttrace.hooks.routes import Service
 from drafttrace.hooks.store import Store, identity, write_json
 
@@ -134,3 +135,94 @@ def test_a_folder_that_nothing_came_into_is_taken_away_again(tmp_path: Path) -> 
     store.write_status("http", {})
     store.remove_empty()
     assert len(store.statuses()) == 1
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("many", "many_0"), ("many_0", "many"), ("x", "x_rank1"), ("x_rank1", "x"), ("x", "x_0_prefix_rank2")],
+)
+def test_no_client_has_the_name_of_a_part_of_anothers_trace(store: Store, first: str, second: str) -> None:
+    """Client B had asked for many_0, and the first sample of A's request under many went into it."""
+    assert service(store).start({"id": first})[0] == 200
+    status, answer = service(store).start({"id": second})
+    assert status == 409 and f"'{first}'" in answer["error"] and f"'{second}'" in answer["error"]
+    assert store.delete(first) and service(store).start({"id": second})[0] == 200
+
+
+def test_ids_that_only_look_alike_are_free(store: Store) -> None:
+    for name in ("run", "run_a", "run-1", "other_7", "running_1"):
+        assert service(store).start({"id": name})[0] == 200, name
+    assert owners_of("x_0_rank1") == ["x_0", "x"] and owners_of("x_a") == []
+
+
+def test_another_clients_trace_is_no_part_of_a_batch(store: Store) -> None:
+    """A waiting trace read as a batch whose part was somebody else's trace, or another rank's file of itself."""
+    for name in ("run", "run_a"):
+        store.ask(name, {})
+    write_json(store.state_path("run_a"), {"state": "complete", **identity()})
+    write_json(store.state_path("run_rank1"), {"state": "recording", **identity()})
+    assert store.state("run").state == "waiting"  # type: ignore[union-attr]
+    write_json(store.state_path("run_0"), {"state": "complete", **identity()})
+    assert "a batch; each part has a trace of its own: run_0" in (store.state("run").reason or "")  # type: ignore[union-attr]
+
+
+def test_an_id_of_64_characters_has_room_for_its_parts(store: Store) -> None:
+    """The part of a rank or of a sample was too long: that ended the writer thread, or nothing was recorded."""
+    name = "z" * 64
+    assert service(store).start({"id": name})[0] == 200
+    for part in (f"{name}_rank1", f"{name}_0", f"{name}_0_prefix_rank12"):
+        assert store.state_path(part).name.startswith(part)
+        assert trace_id_of(f"drafttrace-{part}") == part
+    assert store.request_of(f"{name}_0_1") == store.request_of(name) is not None
+
+
+def test_a_reservation_that_never_began_expires(store: Store) -> None:
+    """Requests that the server refused left traces that waited for ever, and filled --max-traces."""
+    store.ask("old", {})
+    request = json.loads(store.request_path("old").read_text())
+    store.request_path("old").write_text(json.dumps({**request, "created": time.time() - 601}))
+    state = store.state("old")
+    assert state is not None and state.finished and "began within 600 seconds" in (state.reason or "")
+    assert service(store, max_traces=1).start({"id": "new"})[0] == 200
+    # A request that still comes is recorded.
+    write_json(store.state_path("old"), {"state": "recording", **identity()})
+    assert store.state("old").state == "recording"  # type: ignore[union-attr]
+
+
+def test_a_reservation_of_an_earlier_server_does_not_wait(store: Store) -> None:
+    store.ask("old", {})
+    request = json.loads(store.request_path("old").read_text())
+    store.request_path("old").write_text(json.dumps({**request, "pid": NOBODY}))
+    state = store.state("old")
+    assert state is not None and state.finished and "ended before a request" in (state.reason or "")
+    assert service(store, max_traces=1).start({"id": "new"})[0] == 200
+
+
+def test_a_file_that_nobody_knows_does_not_wait(store: Store) -> None:
+    store.trace_path("copied").write_bytes(b"h5")
+    state = store.state("copied")
+    assert state is not None and state.finished and "its file" in (state.reason or "")
+
+
+def test_ranks_are_one_trace(store: Store) -> None:
+    """record fetched and deleted the first rank's file only, and the others filled the folder; each counted as a trace."""
+    store.ask("a", {})
+    for name in ("a", "a_rank1", "a_rank2"):
+        store.trace_path(name).write_bytes(b"h5")
+        write_json(store.state_path(name), {"state": "recording", **identity()})
+    store.trace_path("a_rank2").unlink()  # lost
+    status, answer = service(store).find("a")[1]
+    assert status == 200 and answer["ranks"] == [1]
+    assert service(store, max_traces=2).start({"id": "b"})[0] == 200
+    assert service(store).delete("a")[0] == 200
+    assert sorted(store.ids()) == ["b"]
+
+
+def test_a_folder_that_went_during_a_recording_is_told(store: Store) -> None:
+    """It read "There is no trace ...", as if the client had mistyped the id."""
+    store.ask("a", {})
+    store.delete("a")
+    store.status_directory.rmdir()
+    store.directory.rmdir()
+    status, answer = service(store).find("a")[1]
+    assert status == 507 and f"The trace folder {store.directory} is gone" in answer["error"]

@@ -26,6 +26,7 @@ from drafttrace.tracer.boundary import WrongWiring, check_wiring
         ("0.4.9", "older"),
         ("0.6.0", "newer than what this drafttrace was tested with"),
         ("main", "no release number"),
+        ("0.0.0.dev1+g123abc", "its version cannot be told"),
     ],
 )
 def test_the_window(version: str, says: str | None) -> None:
@@ -53,6 +54,34 @@ def test_a_missing_symbol_is_named() -> None:
         in problems["sglang.srt.managers.scheduler.Scheduler.run_batch"]
     )
     assert problems["sglang.srt.model_executor.forward_batch_info.ForwardBatch"] == "there is no such class"
+
+
+def test_a_source_checkout_is_judged_by_its_symbols(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang's checkout without tags calls itself 0.0.0.dev1+g..., and that was "older than the plugin framework"."""
+    from drafttrace.hooks import doctor
+
+    read = symbols.installed_files()
+    assert read is not None
+    verdict = symbols.judge("0.0.0.dev1+g123", read)
+    assert verdict.works and verdict.reason is None
+    verdict = symbols.judge("0.0.0.dev1+g123", lambda path: None)
+    assert not verdict.works and "its version cannot be told" in (verdict.reason or "")
+    assert "ModelRunner.load_model cannot be used" in (verdict.reason or "")
+    monkeypatch.setattr(doctor, "installed_version", lambda name: "0.0.0.dev1+g123")
+    found = doctor.examine()
+    assert found.problem is None and "its symbols were looked at instead" in (found.note or "")
+
+
+def test_a_dist_info_without_metadata_is_one_sentence(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an interrupted pip leaves: `doctor` ended with a traceback."""
+    from drafttrace.compare.audit.installed import installed_version
+    from drafttrace.hooks import doctor
+
+    (tmp_path / "sglang-0.5.9.dist-info").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    found = doctor.examine()
+    assert found.problem is not None and "has no METADATA" in found.problem and found.problem.count(". ") == 0
+    assert installed_version() is None
 
 
 def test_every_hook_has_a_function() -> None:

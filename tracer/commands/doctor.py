@@ -31,6 +31,8 @@ def _show(found: Diagnosis) -> None:
         console.print()
         console.print(Fitted(table))  # a symbol is searched for: none is cut off
     console.print()
+    if found.note:
+        console.print(found.note, markup=False)
     console.print(found.problem or "Every needed hook applies; the recorder works with this SGLang.", markup=False)
 
 

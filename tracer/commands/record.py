@@ -13,9 +13,10 @@ from typing import Annotated, Any
 import typer
 
 from drafttrace.tracer import output
-from drafttrace.tracer.client import Client, Generated, Health, Prompt, Sampling, move_into_place
+from drafttrace.tracer.client import Client, Generated, Health, Prompt, Sampling
 from drafttrace.tracer.commands import asking
 from drafttrace.tracer.commands.common import LIVE, Json, Quiet, Verbose, examples
+from drafttrace.tracer.commands.fetching import check_places, fetch
 from drafttrace.tracer.commands.prompts import prompt_of_dump, read_ids, read_messages, read_text
 from drafttrace.tracer.commands.reading import (
     DumpFormat,
@@ -36,7 +37,7 @@ from drafttrace.tracer.printable import printable
 
 @dataclass(frozen=True)
 class Recorded:
-    """What one ``record`` produced."""
+    """What one ``record`` produced. ranks: the files of the other ranks, of a server with ``--all-ranks``."""
 
     path: Path
     trace_id: str
@@ -46,6 +47,7 @@ class Recorded:
     rows: Mapping[str, Any] | int | None
     prompt: Prompt
     generated: Generated
+    ranks: tuple[Path, ...] = ()
 
     def __repr__(self) -> str:
         length = self.generated.accept_length
@@ -57,6 +59,7 @@ class Recorded:
         """The machine form of the command."""
         return {
             "trace": str(self.path),
+            "ranks": [str(path) for path in self.ranks],
             "id": self.trace_id,
             "bytes": self.bytes,
             "complete": self.complete,
@@ -135,9 +138,11 @@ def record_one(
     timeout: float = 600.0,
     quiet: bool = False,
     corner: str | None = None,
+    ranks: bool = False,
 ) -> Recorded:
     """Record one request into ``out``. Nothing is sent before the output is known to be writable.
 
+    ranks: fetch the files of the other ranks, too, where the server writes them (``--all-ranks``).
     corner: the request's own part of the prefix cache (default: a new one, so that nothing of it is cached).
     """
     output.check_writable(out, force=force, what="trace")
@@ -149,6 +154,8 @@ def record_one(
         )
     check_prompt(prompt, sampling, health)
     check_taps(taps, health)
+    if ranks:
+        check_places(out, health, force=force)
     trace_id, rid = client.start_trace(taps, token=token)
     try:
         with output.status("the server generates", quiet=quiet):
@@ -160,22 +167,7 @@ def record_one(
             client.delete(trace_id)
         raise
     state = client.wait_for_trace(trace_id)
-    part = out.with_name(f".{out.name}.{trace_id}.part")
-    try:
-        with part.open("wb") as stream, output.byte_progress(f"fetching {out.name}", quiet=quiet) as progress:
-            size = client.download(trace_id, stream, progress=progress)
-        if not move_into_place(part, out, force=force):
-            raise OutputExists(
-                f"The trace '{out}' appeared while this one was recorded, and is left alone; record again under "
-                f"another name (the new one is still on the server as {trace_id})."
-            )
-    except OSError as error:
-        raise OutputExists(
-            f"The trace '{out}' cannot be written ({error.strerror}); make room, or choose another folder "
-            f"(it is still on the server as {trace_id})."
-        ) from None
-    finally:
-        part.unlink(missing_ok=True)
+    size, others = fetch(client, trace_id, state, out, force=force, ranks=ranks, quiet=quiet)
     if not keep_on_server:
         client.delete(trace_id)
     return Recorded(
@@ -187,6 +179,7 @@ def record_one(
         rows=state.get("rows"),
         prompt=prompt,
         generated=generated,
+        ranks=others,
     )
 
 
@@ -214,6 +207,8 @@ def _show(recorded: Recorded, reference: str | None) -> None:
         console.print(
             f"accept length {recorded.generated.accept_length:.2f}, as the server counts it: tokens generated over rounds"
         )
+    for path in recorded.ranks:
+        console.print(f"another rank: {printable(str(path))}", markup=False)
     if not recorded.complete:
         console.print(f"[yellow]The trace is incomplete:[/yellow] {escape(printable(str(recorded.reason)))}")
     other = shlex.quote(reference) if reference is not None else "<training dump>"
@@ -296,6 +291,7 @@ def record(
         keep_on_server=keep,
         timeout=timeout,
         quiet=quiet,
+        ranks=True,
     )
     output.emit(json_out, recorded.to_json, lambda: _show(recorded, from_dump), quiet=quiet)
     if not recorded.complete:

@@ -105,11 +105,14 @@ _Offset = ctypes.c_int64
 
 def close_file(file: h5py.File) -> None:
     """Closes a healthy file and gives back the space that was reserved behind its end."""
-    path = file.filename
     file.flush()
-    file.close()
-    with contextlib.suppress(OSError):
-        os.truncate(path, os.stat(path).st_size)
+    number = os.dup(file.id.get_vfd_handle())  # by now another file may have its name
+    try:
+        file.close()
+        with contextlib.suppress(OSError):
+            os.ftruncate(number, os.fstat(number).st_size)
+    finally:
+        os.close(number)
 
 
 def abandon(file: h5py.File) -> None:

@@ -235,9 +235,7 @@ class Client:
                 f"The server at {self.url} refused access ({refusal.status}: {_sentence(refusal.text)}); "
                 "give --api-key, and --token if it was started with one (in Python: api_key and token)."
             )
-        said = f"The server at {self.url} answered {refusal.status}: {_sentence(refusal.text)}"
-        where = _look_where(refusal.status)
-        return ServerProblem(f"{said} {where}" if where else said)
+        return ServerProblem(f"The server at {self.url} answered {refusal.status}: {_told(refusal)}")
 
     def _json(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, *, timeout: float | None = None
@@ -314,7 +312,12 @@ def _error_text(data: bytes) -> str:
     return found if isinstance(found, str) else json.dumps(found)[:300]
 
 
-_OURS = {404, 409, 429, 507}  # answers of the plugin, which say themselves what to do
+def _told(refusal: _Refused) -> str:
+    """What the server said, and where to look on; the plugin's own answers say themselves what to do."""
+    return f"{_sentence(refusal.text)} {_look_where(refusal.status)}".rstrip()
+
+
+_OURS = {404, 409, 429, 507}
 
 
 def _look_where(status: int) -> str:

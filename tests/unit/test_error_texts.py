@@ -22,7 +22,7 @@ PASSED_ON = (
     "{}' cannot be read: {}.",  # parse_wiring: "'x' is no boundary; write B0, B3, ... or embed"
     "--sglang-version: {}.",
     "The target's weights: {}",
-    "answered {}: {} {}",
+    "answered {}: {}",
     "is off: {} Run 'drafttrace doctor' there.",
     "refused the request: {}",
     "samples of '{}' can be read: {}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -216,8 +217,6 @@ def test_the_health_route_tells_places_and_gaps() -> None:
 
 
 def test_places_are_read_from_sglangs_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sglang.srt import runtime_context
-
     from drafttrace.hooks.sglang_engine import facts as facts_of
 
     groups = {
@@ -229,7 +228,9 @@ def test_places_are_read_from_sglangs_groups(monkeypatch: pytest.MonkeyPatch) ->
         "attn_cp_size": 1,
     }
     parallel = SimpleNamespace(**groups, dp_rank=None, num_dp_ranks=1)
-    monkeypatch.setattr(runtime_context, "get_parallel", lambda: parallel)
+    # SGLang's own module takes seconds to import; the live tests read the real one.
+    stand_in = SimpleNamespace(get_parallel=lambda: parallel)
+    monkeypatch.setitem(sys.modules, "sglang.srt.runtime_context", stand_in)  # type: ignore[arg-type]
     place = facts_of.place()
     assert (place.rank, place.ranks, place.stage, place.stages, place.records) == (1, 2, 1, 2, False)
     assert place.gap is not None and "--pp-size 1" in place.gap and len(place.gap) < 250

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -109,6 +110,7 @@ class ServerPool:
         self._folder = folder
         self._alive: OrderedDict[tuple[Any, ...], TracedServer] = OrderedDict()
         self._started = 0
+        self._ending: list[threading.Thread] = []
         self.used: list[CpuServer] = []
 
     def get(
@@ -133,7 +135,7 @@ class ServerPool:
                 return found
             del self._alive[key]
         while len(self._alive) >= SERVERS_AT_ONCE:
-            self._alive.popitem(last=False)[1].server.stop()
+            self._stop(self._alive.popitem(last=False)[1].server)
         self._started += 1
         trace_dir = self._folder / f"traces-{self._started}"
         trace_dir.mkdir()
@@ -150,10 +152,18 @@ class ServerPool:
         self._alive[(*key, self._started) if fresh else key] = traced
         return traced
 
+    def _stop(self, server: CpuServer) -> None:
+        """SGLang takes its time to end, most of which it sleeps: nobody waits for it."""
+        ending = threading.Thread(target=server.stop)
+        ending.start()
+        self._ending.append(ending)
+
     def stop_all(self) -> None:
-        """Stop what this pool started."""
+        """Stop what this pool started, and wait until it is gone."""
         while self._alive:
-            self._alive.popitem()[1].server.stop()
+            self._stop(self._alive.popitem()[1].server)
+        while self._ending:
+            self._ending.pop().join()
 
 
 @pytest.fixture(scope="session")

@@ -119,6 +119,7 @@ def _lasting(stream: Any) -> Any:
 def prepare_streams() -> None:
     """Let standard output and error replace what they cannot show, and outlive their readers; closed ones go nowhere."""
     codecs.register_error("drafttrace-plain", _replace)
+    _forget_no_width()
     ascii_only = wants_ascii(os.environ)
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -131,6 +132,13 @@ def prepare_streams() -> None:
             reconfigure(encoding="ascii", errors="drafttrace-plain")
         else:
             reconfigure(errors="drafttrace-plain")
+
+
+def _forget_no_width() -> None:
+    """A width of 0 is what some terminals and job runners say for "not known"; rich would print nothing at all."""
+    for name in ("COLUMNS", "TERMINAL_WIDTH"):
+        if os.environ.get(name, "").strip().strip("0") == "" and name in os.environ:
+            del os.environ[name]
 
 
 def _replace(error: UnicodeError) -> tuple[str, int]:

@@ -111,3 +111,11 @@ def test_a_result_is_read_from_a_pipe(result: Path, tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "") and json.loads(done.stdout) == json.loads(text)
     broken = run("report", "-", input=text[:100], cwd=tmp_path)
     assert broken.returncode == 2 and len(broken.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("width", ["0", "00", ""])
+@pytest.mark.parametrize("asked", [("--help",), ("diff", "--help"), ("inspect", DUMP)])
+def test_a_width_of_0_is_no_width(asked: tuple[str | Path, ...], width: str) -> None:
+    """COLUMNS=0, as some job runners set it, printed nothing at all."""
+    done = run(*asked, env={"COLUMNS": width})
+    assert (done.stdout, done.returncode) == (run(*asked).stdout, 0) and len(done.stdout) > 500

@@ -89,7 +89,7 @@ def diff(
     location = locate_all(alignment, sides, thresholds)
     measured = tuple(measured_slots(left, sides, alignment, location))
     slots = tuple(_judged(measured, location, judging))
-    location = with_small_fits(location, slots, sides, alignment)
+    location = with_small_fits(location, slots, sides, alignment, left.table.token_id, judging.floor)
     odd = tuple(row_facts(slot, thresholds) for slot in measured)
     parts, singles = _looked_into(measured, slots, location, sides, thresholds)
     maps = row_maps(left, measured, slots, location.cross, thresholds.match, parts)
@@ -187,6 +187,11 @@ class _Judging:
     norms: NormWeights
     rope: TryRope
     vocabulary: Vocabulary
+
+    def floor(self, slot: int) -> float:
+        """Up to which relative L2 the slot differs as the recorded noise floor says that two healthy ones do; else 0."""
+        noise = self.noise.of_slot(slot) if self.noise is not None else None
+        return self.thresholds.noise_match * noise[0] if noise is not None and noise[0] == noise[0] else 0.0
 
 
 @dataclass(frozen=True)

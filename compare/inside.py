@@ -10,9 +10,9 @@ import numpy as np
 
 from drafttrace.compare.about import config_number
 from drafttrace.compare.broken import CONSTANT, BrokenTap, Measured, find_broken
+from drafttrace.compare.draft_embed import compare_embedding, own_b0
 from drafttrace.compare.fc_input import (
     EXTEND,
-    FITS,
     MAX_ROWS,
     FcSlot,
     check_fc_in,
@@ -26,9 +26,7 @@ from drafttrace.compare.measure import BLOCK_BYTES, Bools
 from drafttrace.compare.own_slots import OwnSlot, own_slots
 from drafttrace.tracer.capture import Accepted, Capture, DraftRows, Ints, Phase, RowTable
 
-_SAME = 0.01  # relative L2 that rounding alone leaves
 _TORN, _TORN_SHARE = 3, 0.2  # tokens with several embeddings, at least, and their share of those that occur again
-_LOOKED_AT = 4  # rows of one token that show whether it has an embedding of its own
 
 
 @dataclass(frozen=True)
@@ -94,8 +92,8 @@ class InsideFacts:
 
     fc_in: per slot; empty where the draft's fc input was not recorded. fc_ran: False where the draft was seen but
     fc's input never was, None where no draft was recorded. norm_configured: the draft config asks for a norm before
-    fc. seams: see :class:`Seam`. embed_equal: share of rows where the draft's embedding equals the target's for the
-    same token, None where not comparable. broken: taps with rows that can be no state.
+    fc. seams: see :class:`Seam`. embed_equal: share of rows where the draft's embedding equals the target's, or
+    its B0, for the same token, None where not comparable. broken: taps with rows that can be no state.
     offsets: by extend phase, how far its positions are off. slots: those that hold another state than the server says.
     embed_fit: how the draft's embedding follows from the target's where it differs. embed_torn: see :class:`Torn`.
     """
@@ -143,7 +141,7 @@ def look_inside(trace: Capture, measured: Measured | None = None) -> InsideFacts
     offsets = position_offsets(trace, draft, 2 * len(broken_seams) <= len(seams))
     fc_in = check_fc_in(trace, draft, offsets) if recorded else ()
     fired = _fc_fired(trace)
-    share, embed_fit = _embedded(trace, draft)
+    share, embed_fit = compare_embedding(trace, draft, own_b0(trace))
     return InsideFacts(
         fc_in=fc_in,
         fc_ran=recorded if fired is None else fired,
@@ -198,48 +196,6 @@ def _seams(table: RowTable) -> tuple[Seam, ...]:
             steps = [int(table.position[here[table.step[here] == s]].min()) for s in np.unique(table.step[here])]
             seams.append(Seam(int(number), int(last), tuple(steps)))
     return tuple(seams)
-
-
-def _embedded(trace: Capture, draft: DraftRows) -> tuple[float | None, Fit | None]:
-    """Share of rows where the draft's embedding is the target's, and how it follows from that in the others."""
-    rows, present = draft.tensors.get("embed_in"), draft.present.get("embed_in")
-    if rows is None or present is None or trace.embed is None or rows.width != trace.embed.rows.width:
-        return None, None
-    vector_rows: dict[int, list[int]] = {}
-    for row in range(min(len(trace.table), len(trace.embed.rows))):
-        vector_rows.setdefault(int(trace.table.token_id[row]), []).append(row)
-    pairs = [
-        (int(row), vector_rows[int(draft.table.token_id[row])][:_LOOKED_AT])
-        for row in np.flatnonzero(present)
-        if int(draft.table.token_id[row]) in vector_rows
-    ][:MAX_ROWS]
-    # A token that is embedded now so, now so, is a placeholder: pictures stand in its rows, and it has none of its own.
-    of_token = {found[0]: trace.embed.rows.take(np.array(found)) for _, found in pairs}
-    words = {
-        first
-        for first, vectors in of_token.items()
-        if bool(same_rows(vectors, vectors[:1].repeat(len(vectors), 0)).all())
-    }
-    kept = [(row, found[0]) for row, found in pairs if found[0] in words]
-    # Unless the draft's own row of it is one of them: then the others are no picture, and differ from it.
-    torn = [(row, found) for row, found in pairs if found[0] not in words]
-    for (row, found), mine in zip(torn, rows.take(np.array([r for r, _ in torn], np.int64)), strict=True):
-        alike = same_rows(of_token[found[0]], mine[None].repeat(len(found), 0))
-        if alike.any():
-            kept.append((row, found[int(np.argmin(alike))]))
-    if not kept:
-        return None, None
-    ours, theirs = np.array(kept, np.int64).T
-    x, y = rows.take(ours), trace.embed.rows.take(theirs)
-    states = is_state(x) & is_state(y)
-    if not states.any():
-        return None, None
-    x, y = x[states], y[states]
-    equal = same_rows(x, y)
-    fits = explain(x[~equal], y[~equal]) if (~equal).sum() >= 4 else ()
-    known = {"scalar": _SAME, "bytes": FITS["bytes"]}  # a draft may have trained one of its own from the target's
-    best = next((fit for fit in fits if fit.residual < known.get(fit.name, 0)), None)
-    return float(equal.mean()), best
 
 
 def _torn(draft: DraftRows) -> Torn | None:

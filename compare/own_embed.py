@@ -7,11 +7,13 @@ norm. Pictures stand in the rows of their placeholders.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from drafttrace.compare.align import Alignment
+from drafttrace.compare.draft_embed import InLayerZero
 from drafttrace.compare.hypotheses import Fit, explain, residual
 from drafttrace.compare.kernels.blocks import hash_rows
 from drafttrace.compare.measure import BLOCK_BYTES, Bools, measure_rows
@@ -25,8 +27,16 @@ _BETWEEN = 0.15  # the same between two files: one of them may hold an embedding
 _FEWEST = 4
 _ALL = 0.9
 _EXPLAINS = 0.05
-_SAME_FACTOR = 0.02
+SAME_FACTOR = 0.02
+"""The relative difference up to which a fitted factor is one that is known."""
 _MULTIPLIERS = ("embedding_multiplier", "scale_emb", "embedding_scale", "embed_scale", "mup_embedding_multiplier")
+_PLACEHOLDERS = (
+    "image_token_id",
+    "image_token_index",
+    "video_token_id",
+    "audio_token_id",
+    "media_placeholder_token_id",
+)
 
 
 @dataclass(frozen=True)
@@ -34,7 +44,9 @@ class OddEmbedding:
     """Rows of the embedding that are not B0. beside: what B0 was, in words. limit: of a row's relative
     L2. rows, of: how many differ, of how many that
     were compared; positions: ``[rows]``. rel_l2: their median. fit: what explains them. moved: (position, position of B0's
-    row that it holds), where most of them are such."""
+    row that it holds), where most of them are such. picture: it is one row of a token that no row of the embedding shows
+    to be B0's. left_rows: ``[rows]``, their numbers in the trace. b0: what they were held against, where it is not the
+    trace's own sweep."""
 
     beside: str
     limit: float
@@ -44,6 +56,9 @@ class OddEmbedding:
     rel_l2: float
     fit: Fit | None
     moved: tuple[tuple[int, int], ...]
+    picture: bool
+    left_rows: Ints = field(compare=False)
+    b0: InLayerZero | None = field(compare=False)
 
     @property
     def whole(self) -> bool:
@@ -110,12 +125,15 @@ def _against(trace: Capture, home: _Home) -> OddEmbedding | None:
     embed = trace.embed.rows
     rows = measure_rows(embed, home.mine, home.rows, home.theirs)
     states = (rows.norm_left > 0) & (rows.norm_reference > 0) & np.isfinite(rows.rel_l2)
-    limit = ROUNDING if home.rows is trace.boundaries.get(0) else _BETWEEN
+    own = home.rows is trace.boundaries.get(0)
+    limit = ROUNDING if own else _BETWEEN
     far = states & (rows.rel_l2 > limit)
     if not far.any():
         return None
     tokens = trace.table.token_id[home.mine]
-    far &= ~_pictures(tokens, hash_rows(home.rows, home.theirs, BLOCK_BYTES))
+    far &= ~_pictures(tokens, hash_rows(home.rows, home.theirs, BLOCK_BYTES)) & ~np.isin(
+        tokens, _placeholders(trace)
+    )
     count, every = int(far.sum()), int(states.sum())
     if count == 0 or (not home.sure and 2 * count > every):
         return None
@@ -124,6 +142,9 @@ def _against(trace: Capture, home: _Home) -> OddEmbedding | None:
     x, y = embed.take(home.mine[some]), home.rows.take(home.theirs[some])
     fits = explain(x, y) if count >= _FEWEST else (_one_factor(x, y),)
     best = next((f for f in fits if f.name != "identity"), None)
+    known = best if best is not None and best.residual < _EXPLAINS else None
+    moved = _moved(embed, home, chosen, positions)
+    alone = count == 1 and int((states & (tokens == tokens[chosen[0]])).sum()) == 1
     odd = OddEmbedding(
         home.beside,
         limit,
@@ -131,8 +152,11 @@ def _against(trace: Capture, home: _Home) -> OddEmbedding | None:
         every,
         tuple(int(p) for p in positions[chosen]),
         float(np.median(rows.rel_l2[far])),
-        best if best is not None and best.residual < _EXPLAINS else None,
-        _moved(embed, home, chosen, positions),
+        known,
+        moved,
+        alone and known is None and not moved,
+        home.mine[chosen],
+        None if own else _layer_zero(trace, home),
     )
     return None if odd.whole and _of_the_model(odd, trace, embed.width) else odd
 
@@ -142,6 +166,24 @@ def _pictures(tokens: Ints, keys: np.ndarray) -> Bools:
     _, first = np.unique(np.stack([tokens.astype(np.uint64), keys.astype(np.uint64)]), axis=1, return_index=True)
     named, vectors = np.unique(tokens[first], return_counts=True)
     return np.asarray(np.isin(tokens, named[vectors > 1]), np.bool_)
+
+
+def _placeholders(trace: Capture) -> list[int]:
+    """The ids that the target's config says pictures and sounds stand for."""
+    if trace.redacted:
+        return []
+    named = ((name, value) for block in _blocks(trace) for name, value in block.items())
+    return [
+        value
+        for name, value in named
+        if name.endswith(_PLACEHOLDERS) and isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    ]
+
+
+def _layer_zero(trace: Capture, home: _Home) -> InLayerZero:
+    at = np.full(len(trace.table), -1, np.int64)
+    at[home.mine] = home.theirs
+    return InLayerZero(home.rows, at)
 
 
 def _one_factor(x: Floats, y: Floats) -> Fit:
@@ -175,15 +217,24 @@ def _of_the_model(odd: OddEmbedding, trace: Capture, width: int) -> bool:
         return False
     if fit.name == "un-normed":
         return True
-    known = [width**0.5, *_multipliers(trace)]
-    return fit.name == "scalar" and any(abs(fit.fitted["factor"] * one - 1) < _SAME_FACTOR for one in known)
+    known = [width**0.5, *multipliers(trace)]
+    return fit.name == "scalar" and any(abs(fit.fitted["factor"] * one - 1) < SAME_FACTOR for one in known)
 
 
-def _multipliers(trace: Capture) -> Iterator[float]:
-    config = trace.about.get("target_config")
-    blocks = [config, config.get("text_config")] if isinstance(config, Mapping) else []
-    for block in (one for one in blocks if isinstance(one, Mapping)):
+def multipliers(trace: Capture) -> Iterator[float]:
+    """What the target's config says, by name or by its class, that the target multiplies its embedding by."""
+    for block in _blocks(trace):
         for name in _MULTIPLIERS:
             value = block.get(name)
-            if isinstance(value, (int, float)) and not isinstance(value, bool):
+            if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
                 yield float(value)
+        size = block.get("hidden_size")
+        if isinstance(size, int) and "gemma" in str(block.get("model_type", "")).lower():
+            yield float(size) ** 0.5
+
+
+def _blocks(trace: Capture) -> list[Mapping[str, Any]]:
+    """The target's config, and its text part."""
+    config = trace.about.get("target_config")
+    both = [config, config.get("text_config")] if isinstance(config, Mapping) else []
+    return [one for one in both if isinstance(one, Mapping)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +13,10 @@ from drafttrace.compare.hypotheses import PER_CHANNEL, near_fits
 from drafttrace.compare.result import SlotResult
 from drafttrace.compare.sample import MAX_ROWS, MAX_VALUES, Sample, Stream, spread
 from drafttrace.compare.streams import Location, Sides
+from drafttrace.tracer.capture import Ints
 from drafttrace.tracer.rows import Floats
+
+Floors = Callable[[int], float]
 
 _COUNTS_FROM = 0.02  # the relative L2 from which on such a fit counts
 _MOST_LEFT = 0.12
@@ -36,12 +39,19 @@ def small_fit(x: Floats, y: Floats, name: str, boundary: int | None, limit: floa
     return Explanation(best, name, boundary, plain)
 
 
-def with_small_fits(location: Location, slots: Sequence[SlotResult], sides: Sides, pairs: Alignment) -> Location:
+def with_small_fits(
+    location: Location, slots: Sequence[SlotResult], sides: Sides, pairs: Alignment, tokens: Ints, floors: Floors
+) -> Location:
     """The location with these fits as explanations: of slots that both sides have at one boundary of the sweep, and that
-    differ all the same."""
+    differ all the same.
+
+    tokens: ``[rows]`` of the left table. floors: from a slot to what two healthy recordings of it differ by, 0 where
+    nothing recorded says so: no fit counts below that.
+    """
     if location.atlas is None or pairs.shift:
         return location
-    found = [fact for slot in slots if (fact := _deviant(slot, location, sides, pairs)) is not None]
+    pairs = _of_other_tokens(pairs, tokens)
+    found = [fact for slot in slots if (fact := _deviant(slot, location, sides, pairs, floors)) is not None]
     if not found:
         return location
 
@@ -52,9 +62,20 @@ def with_small_fits(location: Location, slots: Sequence[SlotResult], sides: Side
     return replace(location, left=explained(location.left), reference=explained(location.reference))
 
 
-def _deviant(slot: SlotResult, location: Location, sides: Sides, pairs: Alignment) -> StreamFacts | None:
+def _of_other_tokens(pairs: Alignment, tokens: Ints) -> Alignment:
+    """The pairs with one row of every token. The rows of one token repeated are nearly one row: they share the error of
+    their rounding, and a gain that is fitted on some of them then explains it in the others."""
+    _, first = np.unique(tokens[pairs.left_rows], return_index=True)
+    keep = np.zeros(len(pairs), np.bool_)
+    keep[first] = True
+    return pairs.at(keep)
+
+
+def _deviant(
+    slot: SlotResult, location: Location, sides: Sides, pairs: Alignment, floors: Floors
+) -> StreamFacts | None:
     """The side's slot that is such a fit away from the boundary at which both sides' slots are found, explained by it."""
-    limit = min(_COUNTS_FROM, slot.judged.match_limit)
+    limit = max(min(_COUNTS_FROM, slot.judged.match_limit), floors(slot.slot))
     both = [next((f for f in facts if f.index == slot.slot), None) for facts in (location.left, location.reference)]
     ours, theirs = both
     if ours is None or theirs is None or not slot.rel_l2.p50 > limit:

@@ -31,6 +31,8 @@ from drafttrace.compare.thresholds import Thresholds
 from drafttrace.compare.wiring import Reading, read
 from drafttrace.tracer.capture import Capture
 
+_AS_THE_OTHERS = 2.0  # times the distance of the slots that lie furthest off
+
 
 @dataclass(frozen=True)
 class Sides:
@@ -179,6 +181,8 @@ def _without_sweep(
         if fact.index < 0 or best is None or best[1].rel_l2 > thresholds.match:
             found.append(fact)
             continue
+        if names[best[0]].index < 0:
+            best = _own_in_coarser_bits(fact, ours, theirs, cross, thresholds) or best
         other = names[best[0]]
         scaled = None
         if other.name in streams:
@@ -198,6 +202,28 @@ def _without_sweep(
             )
         )
     return tuple(found)
+
+
+def _own_in_coarser_bits(
+    fact: StreamFacts,
+    ours: Sequence[StreamFacts],
+    theirs: Sequence[StreamFacts],
+    cross: Mapping[str, Mapping[str, Distance]],
+    thresholds: Thresholds,
+) -> tuple[str, Distance] | None:
+    """The slot of the reference in the same place, where it is no further off than the other slots from theirs: slots that
+    were stored in fewer bits lie further off than a last state which was not, though both are one boundary."""
+    slots = {s.index: s.name for s in theirs if s.index >= 0}
+    own = {
+        f.index: cross[f.name][slots[f.index]]
+        for f in ours
+        if f.index in slots and slots[f.index] in cross.get(f.name, {})
+    }
+    mine = own.pop(fact.index, None)
+    usual = max((d.rel_l2 for d in own.values() if d.rel_l2 <= thresholds.match), default=0.0)
+    if mine is None or not mine.rel_l2 <= min(thresholds.match, _AS_THE_OTHERS * usual):
+        return None
+    return slots[fact.index], mine
 
 
 def best_of(line: Mapping[str, Distance], names: Mapping[str, object]) -> tuple[str, Distance] | None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from drafttrace.compare.draft_embed import compare_embedding, own_b0
 from drafttrace.compare.facts import Facts
 from drafttrace.compare.findings.base import finder, finding
+from drafttrace.compare.hypotheses import Fit
 from drafttrace.compare.inside import Torn
-from drafttrace.compare.own_embed import OddEmbedding, odd_embedding
+from drafttrace.compare.own_embed import SAME_FACTOR, OddEmbedding, multipliers, odd_embedding
 from drafttrace.compare.plurals import plural
 from drafttrace.compare.result import FAULT, NOTE, Finding
+from drafttrace.tracer.capture import Capture
 
 _IDS = (
     "Look at the token ids that the draft's forward pass is given (their shift by one, and the last one of every request), "
@@ -40,6 +43,14 @@ _TAP = (
     "graphs (--disable-cuda-graph). Where the target's own layers see other rows than its embedding gives, their input is "
     "changed between the two."
 )
+_MULTIPLIED = (
+    "A target that multiplies its embedding looks like that, and nothing is wrong then: look for the multiplier in "
+    "its config."
+)
+_PICTURE = (
+    "A picture or a sound of which one row is compared looks like that, and nothing is wrong then: look at what the "
+    "request holds there. Where it is a word, look at what hands the embedding's output to layer 0."
+)
 _SHOWN = 6
 
 
@@ -49,10 +60,15 @@ def find(facts: Facts) -> Iterator[Finding]:
     odd = None
     if not facts.inside.alike("embed"):
         odd = odd_embedding(facts.left, facts.reference, facts.alignment)
+    share, fit = facts.inside.embed_equal, facts.inside.embed_fit
     if odd is not None:
-        yield _not_b0(odd)
-    else:
-        yield from _of_draft(facts)
+        told = _not_b0(odd)
+        yield told
+        if odd.b0 is not None and facts.left.draft is not None:
+            # Inside, the draft's rows were held against an embedding that is not what it should be.
+            wrong = odd.left_rows.tolist() if told.severity == FAULT else ()
+            share, fit = compare_embedding(facts.left, facts.left.draft, odd.b0, wrong)
+    yield from _of_draft(facts, share, fit)
 
 
 def _not_b0(odd: OddEmbedding) -> Finding:
@@ -76,12 +92,13 @@ def _not_b0(odd: OddEmbedding) -> Finding:
         if odd.whole
         else f"{plural(odd.rows, 'row')} of {odd.of} (position{'s' if many else ''} {shown})"
     )
-    unsure = factor is not None and odd.whole  # a multiplier that no config names may be the model's own
+    multiplied = factor is not None and odd.whole  # a multiplier that no config names may be the model's own
+    unsure = multiplied or odd.picture
     return finding(
         name,
         f"{rows} of the target's embedding {'are' if many else 'is'} not {odd.beside}: {what} (median relative L2 "
         f"{odd.rel_l2:.3g}, limit {odd.limit:g}).",
-        confidence=0.5 if unsure or name == "unexplained" else 0.85,
+        confidence=0.4 if odd.picture else 0.5 if unsure or name == "unexplained" else 0.85,
         evidence={
             "of": "embed",
             "against": odd.beside,
@@ -92,21 +109,19 @@ def _not_b0(odd: OddEmbedding) -> Finding:
             "fit": odd.fit.name if odd.fit is not None else None,
             "factor": factor,
         },
-        remedy="A target that multiplies its embedding looks like that, and nothing is wrong then: look for the multiplier "
-        "in its config."
-        if unsure
-        else _TAP,
+        remedy=_MULTIPLIED if multiplied else _PICTURE if odd.picture else _TAP,
         severity=NOTE if unsure else FAULT,
     )
 
 
-def _of_draft(facts: Facts) -> Iterator[Finding]:
-    """Rows that are not their token's. A draft with an embedding of its own agrees nowhere; that is no fault."""
-    share, fit, torn = facts.inside.embed_equal, facts.inside.embed_fit, facts.inside.embed_torn
+def _of_draft(facts: Facts, share: float | None, fit: Fit | None) -> Iterator[Finding]:
+    """Rows that are not their token's. A draft with an embedding of its own agrees nowhere; that is no fault. share, fit:
+    see :func:`compare_embedding`."""
+    torn = facts.inside.embed_torn
     if "embed" in facts.left.present or facts.inside.alike("embed", "embed_in"):
         return
     if fit is not None:
-        yield from _transformed(facts)
+        yield from _transformed(facts, share or 0.0, fit)
         return
     if share in (None, 0.0, 1.0):
         if torn is not None:
@@ -137,10 +152,8 @@ def _torn(torn: Torn) -> Finding:
     )
 
 
-def _transformed(facts: Facts) -> Iterator[Finding]:
+def _transformed(facts: Facts, share: float, fit: Fit) -> Iterator[Finding]:
     """An embedding that is the target's but for a factor, or in another number format: none of the draft's own."""
-    share, fit = facts.inside.embed_equal or 0.0, facts.inside.embed_fit
-    assert fit is not None
     where = "The draft's embedding (embed_in)" + (f" in {1 - share:.0%} of the rows" if share else "")
     evidence = {"rows_that_agree_with_the_target": share, "fit": fit.name, "residual": fit.residual}
     if fit.name == "bytes":
@@ -155,12 +168,54 @@ def _transformed(facts: Facts) -> Iterator[Finding]:
     factor, roots = float(fit.fitted["factor"]), float(fit.fitted["factor_over_sqrt_h"])
     if abs(factor - 1) <= facts.thresholds.scale:
         return
-    root = " (the root of the hidden size)" if abs(roots - 1) < 0.02 else ""
+    root, width = "", (factor / roots) ** 2
+    if abs(roots - 1) < SAME_FACTOR:
+        root = " (the root of the hidden size)"
+    elif abs(factor * width**0.5 - 1) < SAME_FACTOR:
+        root = " (1 by the root of the hidden size)"
+    evidence |= {"factor": factor, "factor_over_sqrt_h": roots}
+    if share == 0 and _of_the_target(facts.left, factor, factor / roots) and not _other_in(facts.reference, factor):
+        yield finding(
+            "scale",
+            f"{where} is the target's times {factor:.4g}{root}, as where the target multiplies its embedding and the draft "
+            "shares the weight alone. Whether the draft was trained so, nothing recorded here says.",
+            confidence=0.4,
+            evidence=evidence,
+            remedy="Nothing is wrong where the draft was trained so. Where its training multiplied the embedding as the "
+            "target does, multiply it where the draft embeds its tokens as well.",
+            severity=NOTE,
+        )
+        return
     yield finding(
         "scale",
         f"{where} is the target's times {factor:.4g}{root}.",
         confidence=0.85,
-        evidence={**evidence, "factor": factor, "factor_over_sqrt_h": roots},
+        evidence=evidence,
         remedy="Take the factor away where the draft embeds its tokens, unless it was trained with it: some targets scale "
         "their embedding (by the root of the hidden size), and drafts that share it are fed the plain one.",
+    )
+
+
+def _of_the_target(trace: Capture, factor: float, root: float) -> bool:
+    """Whether the target may multiply its own embedding by that: the draft, which takes the weight as it is stored, is less
+    by the root of the hidden size (``root``), or by a multiplier that the target's config tells; or its tap comes before
+    the multiplier, and the draft's behind it."""
+    named = tuple(multipliers(trace))
+    return any(abs(factor * one - 1) < SAME_FACTOR for one in (root, *named)) or any(
+        abs(factor / one - 1) < SAME_FACTOR for one in named
+    )
+
+
+def _other_in(reference: Capture | None, factor: float) -> bool:
+    """Whether the reference recorded a draft that takes another factor."""
+    if reference is None or reference.draft is None:
+        return False
+    share, fit = compare_embedding(reference, reference.draft, own_b0(reference))
+    if share == 1:
+        return True
+    return (
+        share == 0
+        and fit is not None
+        and fit.name == "scalar"
+        and (abs(float(fit.fitted["factor"]) / factor - 1) >= SAME_FACTOR)
     )

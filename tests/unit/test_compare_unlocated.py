@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
+import numpy as np
 import pytest
-from edited_captures import TRACES
+from compare_world import dumped, make_world, served
+from edited_captures import TRACES, Floats, faults, with_slot
 
 import drafttrace
 from drafttrace.compare.diff import diff
@@ -63,3 +65,23 @@ def test_a_permutation_outside_a_partial_sweep_is_seen_by_the_slots_themselves()
 def test_a_slot_that_holds_another_one_is_told_by_the_slots_numbers() -> None:
     found = _first((2, 8, 8), ())
     assert found.id == "wrong-boundary" and "slot 2 holds what training had in slot 1" in found.summary
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_slots_in_few_bits_beside_a_last_state_in_more_are_no_other_wiring(seed: int) -> None:
+    """The last slot is B(n), and so is the last state before the norm: the state was nearer than the slot."""
+    world = make_world(layers=8, tokens=20, width=64, seed=seed)
+    left, right = (
+        served(world, (2, 5, 8), sweep=()),
+        dumped(world.noisy(0.005, seed=seed + 1), (2, 5, 8), last="pre"),
+    )
+    for slot in range(3):
+        right = with_slot(right, slot, in_four_bits)
+    assert faults(diff(left, right)) == []
+    early = with_slot(right, 1, lambda x: in_four_bits(world.streams[4]))
+    assert faults(diff(left, early))[0] == "boundary-offset"
+
+
+def in_four_bits(values: Floats) -> Floats:
+    part, power = np.frexp(values)
+    return np.asarray(np.ldexp(np.round(part * 16) / 16, power), np.float32)

@@ -95,7 +95,7 @@ def rejudge(result: Result, thresholds: Thresholds) -> Result:
     )
     others = tuple(judge_slot(_parted(slot, thresholds), thresholds) for slot in result.others)
     bad = {slot.slot for slot in slots if slot.verdict == MISMATCH}
-    found = [f for f in result.findings if f.id not in _BY_LEVEL or _of_tensors(f)]
+    found = [f for f in result.findings if not _made_again(f)]
     found = [f for f in found if not f.judged_by_level or (set(f.slots) & bad and f.id != "quantization-noise")]
     compared = result.verdict != INCOMPARABLE or any(slot.rows for slot in slots)
     judged = counted(slots, others, len(result.left.slots))
@@ -121,18 +121,20 @@ def rejudge(result: Result, thresholds: Thresholds) -> Result:
     )
 
 
-def _of_tensors(finding: Finding) -> bool:
-    """Whether rows without a known cause were found by what a result does not keep: a trace's own sweep, or what is left of
-    a slot when the transformation of all its rows is taken out."""
-    from drafttrace.compare.findings.open_rows import SINGLE
-    from drafttrace.compare.findings.own_wiring import OWN_SWEEP
+def _made_again(finding: Finding) -> bool:
+    """Whether judging makes a finding anew from the numbers that a result keeps.
 
-    evidence = finding.evidence
-    known = "part" in evidence or SINGLE in evidence or evidence.get("against") == OWN_SWEEP
-    return finding.id == "unexplained" and known
+    Rows without a known cause that were found in the tensors themselves (a trace's own sweep, an embedding, what is left
+    beside a fit) are not made again: those stay as they are.
+    """
+    if finding.id == "unexplained":
+        return finding.judged_by_level or FEW_ROWS in finding.evidence
+    return finding.id in _CONCLUSIONS
 
 
-_BY_LEVEL = ("none", "downstream", "unexplained", "vocab-coverage")
+FEW_ROWS = "few_rows"
+"""The key of evidence by which a note on too few rows is known."""
+_CONCLUSIONS = frozenset({"none", "downstream", "vocab-coverage"})
 _WITH_TENSORS = {"located": "which boundary a slot is", "scale": "whether a fitted factor is a fault"}
 _OF_ROWS = ("row", "row_cosine", "row_hidden", "row_far")
 
@@ -197,7 +199,7 @@ def summary_of(
     noisy = [f.summary for f in findings if f.id == "quantization-noise" and verdict in {NOISE, MISMATCH}]
     first = next(iter(noisy), "") or next((f.summary for f in findings if f.id in told), "")
     if first:
-        few = [f.summary for f in findings if "few_rows" in f.evidence]
+        few = [f.summary for f in findings if FEW_ROWS in f.evidence]
         return " ".join([first, *few[:2]])
     if verdict == INCOMPARABLE:
         left, reference = sides

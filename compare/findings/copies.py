@@ -12,7 +12,7 @@ from drafttrace.compare.findings.misplaced_rows import (
     mixed_by_rank,
     one_offset,
     repeated_by_rank,
-    shifted_rows,
+    shifts_of,
 )
 from drafttrace.compare.findings.padded_rows import is_padding, leaked_rows, padded_batches, padding_rows
 from drafttrace.compare.findings.row_words import called, numbers, pass_of, row_place
@@ -62,8 +62,7 @@ def find(facts: Facts) -> Iterator[Finding]:
     # Blocks of two rows in another order would explain two tokens' offset, too.
     unshifted = [m for m in mapped if m not in shifted]
     blocks = and_alike([m for m in unshifted if m.blocks is not None], unshifted)
-    if shifted:
-        yield shifted_rows(shifted, shifts[shifted[0].slot])
+    yield from shifts_of(shifted, shifts, facts)
     placed = {m.slot for m in (*blocks, *shifted)}
     leaks = [leak for leak in facts.copies.leaks if leak.slot not in constant]
     if leaks:

@@ -10,7 +10,7 @@ import numpy as np
 from drafttrace.compare.describe import MAX_SERIES
 from drafttrace.compare.findings.base import finding, name_slots
 from drafttrace.compare.findings.open_rows import rows_named, told_as_wholes
-from drafttrace.compare.judge import MATCH, NOISE, limits_of
+from drafttrace.compare.judge import FEW_ROWS, MATCH, NOISE, limits_of
 from drafttrace.compare.result import NOTE, Finding, SlotResult
 from drafttrace.compare.rowparts import few_beyond, of_series
 from drafttrace.compare.thresholds import DEFAULT, Thresholds
@@ -43,7 +43,7 @@ def few_rows(slots: Sequence[SlotResult], thresholds: Thresholds, found: Sequenc
             f"{'is' if one else 'are'} beyond noise (relative L2 up to {worst:.3g}, limit {limits.noise:.3g}): {why}.",
             slots=[slot.slot],
             confidence=0.3,
-            evidence={"few_rows": positions[:50], "limit": limits.noise, "share_limit": thresholds.part},
+            evidence={FEW_ROWS: positions[:50], "limit": limits.noise, "share_limit": thresholds.part},
             remedy="Look at these rows in the HTML report, and record the prompt once more: noise does not fall on "
             "the same positions twice.",
             severity=NOTE,

@@ -21,7 +21,7 @@ from drafttrace.compare.findings.accept_lengths import (
 )
 from drafttrace.compare.findings.base import finding, name_slots
 from drafttrace.compare.findings.noise import blurred, unstructured
-from drafttrace.compare.findings.open_rows import open_rows
+from drafttrace.compare.findings.open_rows import flows_on, open_rows
 from drafttrace.compare.outliers import outlier_positions
 from drafttrace.compare.part_words import levels_of, part_hint, part_level, part_name
 from drafttrace.compare.result import FAULT, NOTE, Acceptance, Finding, RowPart, SlotResult
@@ -76,7 +76,6 @@ _UNEXPLAINED = (
     "served tokenizer makes no language of the prompt (drafttrace inspect TRACE --tokenizer TARGET), the dump was made "
     "with another one."
 )
-_FLOWS_ON = frozenset({"window-mismatch", "rope-mismatch"})  # from the first layer to the last state
 _UNCOVERED = 0.05  # a smaller share of tokens outside the draft's vocabulary is not worth a word
 _NAMES = {-1: "The last state", -2: "The embedding"}
 
@@ -154,8 +153,11 @@ def _about(part: RowPart) -> tuple[int, ...]:
     return () if part.kind in {"phase", "spread", "every"} else (part.first // 8, part.last // 8)
 
 
-def odd_rows_of(rows: Mapping[int, Sequence[int]], thresholds: Thresholds) -> Finding | None:
-    """Rows that hold something else in slots that match otherwise, by slot; None where there are none."""
+def odd_rows_of(
+    rows: Mapping[int, Sequence[int]], thresholds: Thresholds, told: frozenset[int] = frozenset()
+) -> Finding | None:
+    """Rows that hold something else in slots that match otherwise, by slot; None where there are none. told: slots whose
+    others do not match, of which other findings speak."""
     odd = {number: positions for number, positions in rows.items() if positions}
     if not odd:
         return None
@@ -166,8 +168,8 @@ def odd_rows_of(rows: Mapping[int, Sequence[int]], thresholds: Thresholds) -> Fi
     return finding(
         "unexplained",
         f"{many} row{' holds' if many == '1' else 's hold'} something else than the reference "
-        f"(first: position {min(min(positions) for positions in odd.values())}) in {name_slots(odd)}, while the others "
-        "match.",
+        f"(first: position {min(min(positions) for positions in odd.values())}) in {name_slots(odd)}, "
+        f"{'beside what is told of the others' if told & set(odd) else 'while the others match'}.",
         slots=tuple(odd),
         confidence=0.5,
         evidence={
@@ -184,8 +186,7 @@ def find_unexplained(
 ) -> Iterator[Finding]:
     """Mismatching states and odd rows that no other finding speaks about."""
     faults = [f for f in found if f.severity == FAULT]
-    moved = [f for f in faults if f.id == "token-shift" and (f.slots or "token_shift" in f.evidence)]
-    if moved or any(f.id == "no-overlap" for f in faults):
+    if any(f.id == "no-overlap" for f in faults):
         return
     named = {slot for f in faults for slot in f.slots}
     coarse = {s for f in found if f.id in {"quantization-noise", "unsaid-wiring"} for s in f.slots}
@@ -207,11 +208,12 @@ def find_unexplained(
     if whole:
         yield unexplained_of(whole)
     yield from unexplained_parts(parts)
-    single = odd_rows_of(odd, thresholds)
+    apart = frozenset(s.slot for s in slots if not (s.rel_l2.p50 <= s.judged.noise_limit))
+    single = odd_rows_of(odd, thresholds, apart)
     if single is not None:
         yield single
     # The training targets come from the last state; a fault that has no slot may be its cause.
-    flows = [f for f in faults if (not f.slots and f.evidence.get("of") != "embed") or f.id in _FLOWS_ON]
+    flows = [f for f in faults if flows_on(f)]
     if not flows and not any(f.id == "last-not-last" for f in found):
         alone = not slots  # then nothing else speaks of the embedding
         for other in others:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from drafttrace.compare.copies import rank_count
 from drafttrace.compare.facts import Facts
 from drafttrace.compare.findings.base import finding
+from drafttrace.compare.findings.open_rows import OTHER_ROWS
 from drafttrace.compare.findings.row_words import called, numbers
+from drafttrace.compare.moved_sides import moved_side, unmoved
 from drafttrace.compare.repeats import Repeat
 from drafttrace.compare.result import Finding
 from drafttrace.compare.rowblocks import Blocks, RowMap, fit_repeated
@@ -37,7 +39,16 @@ _BY_RANK_DUMP = (
     "The dump was put together from several ranks' rows in a wrong way: look at what its writer gathers, and whether every "
     "rank writes its own part once."
 )
+_INDEX = (
+    "Look at what the server's capture point indexes its rows by: they are not the tokens that the pass ran on."
+)
+_INDEX_DUMP = (
+    "Look at what the writer of the dump indexes the rows of this slot by: they are not those of the dump's tokens; make "
+    "the dump again."
+)
+_EITHER = "A layer sweep tells which side it is: drafttrace record --boundaries all."
 _MOST_SHIFT = 2
+_OTHERS = 512  # rows that evidence lists at most
 
 
 def and_alike(certain: Sequence[RowMap], every: Sequence[RowMap]) -> list[RowMap]:
@@ -56,22 +67,57 @@ def one_offset(rows: RowMap) -> int:
     return d if abs(d) <= _MOST_SHIFT and offsets.count(d) >= 0.8 * rows.looked_at else 0
 
 
-def shifted_rows(maps: Sequence[RowMap], d: int) -> Finding:
-    """Rows of the server that hold the state ``d`` tokens away."""
-    when = "before" if d < 0 else "after"
+def shifts_of(shifted: Sequence[RowMap], shifts: Mapping[int, int], facts: Facts) -> Iterator[Finding]:
+    """One finding for every offset and side. shifts: the offset of a slot, where it is certain."""
+    alignment, reference = facts.alignment, facts.reference
+    if not shifted or alignment is None or reference is None:
+        return
+    grouped: dict[int, list[tuple[RowMap, str | None]]] = {}
+    for rows in shifted:
+        side = moved_side(rows, facts.left, reference, alignment)
+        grouped.setdefault(shifts.get(rows.slot) or shifts[shifted[0].slot], []).append((rows, side))
+    for d, members in grouped.items():
+        known = {side for _, side in members if side is not None}
+        # What is known of one slot goes for those that nobody knows of.
+        only = known.pop() if len(known) == 1 else None
+        for side in dict.fromkeys(side or only for _, side in members):
+            maps = [rows for rows, own in members if (own or only) == side]
+            rest = {m.slot: unmoved(m, d, side, facts.left, reference, alignment) for m in maps}
+            yield _shifted_rows(maps, d, side, rest)
+
+
+def _shifted_rows(maps: Sequence[RowMap], d: int, side: str | None, rest: Mapping[int, Sequence[int]]) -> Finding:
+    """Rows whose states the reference has ``d`` tokens away. side: whose they are, None where no sweep tells. rest: by
+    slot, the rows that are something else."""
     step = "one token" if abs(d) == 1 else f"{abs(d)} tokens"
     slots = [m.slot for m in maps]
+    text = (
+        f"The rows of {called(slots)} stand {step} apart on the two sides: the server's position p holds what the "
+        f"reference has at position p{d:+d}, and no layer sweep tells which side is wrong."
+    )
+    if side is not None:
+        own = d if side == "left" else -d
+        text = (
+            f"The {'server' if side == 'left' else 'reference'}'s rows of {called(slots)} hold the state of {step} "
+            f"{'before' if own < 0 else 'after'} their own: position p holds what belongs to position p{own:+d}."
+        )
     return finding(
         "token-shift",
-        f"The server's rows of {called(slots)} hold the state of {step} {when} their own: position p holds what belongs "
-        f"to position p{d:+d}.",
+        text,
         slots=numbers(slots),
-        confidence=0.95,
+        confidence=0.95 if side is not None else 0.8,
         evidence={
-            str(m.slot): {"rel_l2": m.rel_l2, "position_holds_state_of": [list(p) for p in m.pairs[:20]]}
-            for m in maps
+            "side": side,
+            **{
+                str(m.slot): {
+                    "rel_l2": m.rel_l2,
+                    "position_holds_state_of": [list(p) for p in m.pairs[:20]],
+                    OTHER_ROWS: list(rest[m.slot])[:_OTHERS],
+                }
+                for m in maps
+            },
         },
-        remedy="Look at what the capture point indexes its rows by: they are not those of the tokens that the pass ran on.",
+        remedy={"left": _INDEX, "reference": _INDEX_DUMP}.get(side or "", f"{_EITHER} {_INDEX} {_INDEX_DUMP}"),
     )
 
 

@@ -19,7 +19,12 @@ SINGLE = "single_rows"
 _BROKEN = frozenset({"zero-rows", "nan-inf"})
 _WHOLE = frozenset({"fits", "decided_by"})
 _TIMES_COARSE = 4.0  # of the median: a format's error is even, and the largest of 129 rows stays below 1.2 times it
+_FLOWS_ON = frozenset({"window-mismatch", "rope-mismatch"})  # from the first layer to the last state
 _LISTED = 20  # rows that evidence lists at most: of a longer list the others are not known
+OTHER_ROWS = "other_rows"
+"""The key of a finding's evidence about a slot that lists the positions of the rows that it does not explain."""
+STALE_LISTED = 64
+"""As many copied rows of a slot does evidence list at most."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,8 @@ def open_rows(
         one for one in found if not _is_told(one.part, known) and 2 * (one.rows & plain).sum() >= one.rows.sum()
     ]
     for one in left:
-        odd &= ~one.rows
+        if sure([one.part]):  # of the others nobody else speaks
+            odd &= ~one.rows
     median = float(np.median(rows.rel_l2[plain])) if plain.any() else 0.0
     enough = 2 * plain.sum() > len(plain)
     return OpenRows(
@@ -90,6 +96,8 @@ def _told(finding: Finding, result: SlotResult) -> _Told | None:
     evidence, slot = finding.evidence, result.slot
     if finding.id == "scale" and "fits" in evidence and result.rel_l2.p50 <= result.judged.noise_limit:
         return _Told()  # a few percent, which take no row beyond the limit
+    if "token_shift" in evidence:
+        return _Told()  # the rows were compared where they belong
     if _WHOLE & set(evidence):
         return None
     if finding.id in _BROKEN and SINGLE not in evidence:
@@ -99,9 +107,12 @@ def _told(finding: Finding, result: SlotResult) -> _Told | None:
     if SINGLE in evidence:
         return _Told(tuple(int(p) for p in evidence[SINGLE].get(str(slot), ())))
     own = evidence.get(str(slot))
+    if isinstance(own, Mapping) and OTHER_ROWS in own:
+        others = {int(p) for p in own[OTHER_ROWS]}
+        return _Told(tuple(int(p) for p in result.series.position if int(p) not in others))
     if finding.id == "stale-rows" and isinstance(own, Mapping) and own and all(str(k).isdigit() for k in own):
         sources = [int(source[0]) for source in own.values()]
-        return _Told((*map(int, own), *sources)) if len(own) < _LISTED else None
+        return _Told((*map(int, own), *sources)) if len(own) < STALE_LISTED else None
     listed = evidence.get("rows")
     if finding.id == "cross-request" and isinstance(listed, Sequence) and len(listed) < _LISTED:
         return _Told(tuple(int(row["position"]) for row in listed if row["slot"] == slot))
@@ -112,6 +123,12 @@ def _is_told(part: RowPart, known: Sequence[Mapping[str, Any]]) -> bool:
     """Whether a part is one of these, but for a row at its ends."""
     ends = [(one["kind"], one["phase"], one["first"] // 8, one["last"] // 8) for one in known]
     return (part.kind, part.phase, part.first // 8, part.last // 8) in ends
+
+
+def flows_on(fault: Finding) -> bool:
+    """Whether a fault may be why the last state differs."""
+    without_slots = not fault.slots and fault.evidence.get("of") != "embed"
+    return without_slots or fault.id in _FLOWS_ON or "token_shift" in fault.evidence
 
 
 def told_as_wholes(found: Sequence[Finding]) -> frozenset[int]:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from drafttrace.compare.facts import Facts
 from drafttrace.compare.findings.base import finding
+from drafttrace.compare.findings.open_rows import STALE_LISTED
 from drafttrace.compare.findings.row_words import called, numbers, pass_of
 from drafttrace.compare.repeats import Repeat, RowAt
 from drafttrace.compare.result import Finding
@@ -58,12 +59,20 @@ def stale_rows(repeats: Sequence[Repeat], side: str, facts: Facts) -> Finding:
         f"{pass_of(source)}).",
         slots=numbers([*(r.slot for r in repeats), *more]),
         confidence=0.97,
-        evidence={
-            str(repeat.slot): {str(c.position): [source.position, source.round] for c in copies[:20]}
-            for repeat, source, copies in pairs
-        },
+        evidence=_listed(pairs),
         remedy=_STALE_DUMP if side != "left" else _PROMPT if _in_prompt(positions, facts) else _STALE,
     )
+
+
+def _listed(pairs: Sequence[tuple[Repeat, RowAt, tuple[RowAt, ...]]]) -> dict[str, dict[str, list[int]]]:
+    """By slot and position of a copy, where the row that it holds stands: (position, round). A run of copied rows is one
+    repeat for every row of it."""
+    listed: dict[str, dict[str, list[int]]] = {}
+    for repeat, source, copies in pairs:
+        held = listed.setdefault(str(repeat.slot), {})
+        for copy in copies[: STALE_LISTED - len(held)]:
+            held[str(copy.position)] = [source.position, source.round]
+    return listed
 
 
 def _in_prompt(positions: Iterable[int], facts: Facts) -> bool:

@@ -10,6 +10,7 @@ from doctools.markdown import cell, table
 def formats() -> Iterator[str]:
     """The page about every layout that is read or written."""
     from drafttrace.tracer.commands.convert import Layout
+    from drafttrace.tracer.dumps.hdf5_file import MOST_CHUNK
     from drafttrace.tracer.dumps.registry import folder_layouts, layouts
 
     yield "# Formats"
@@ -88,5 +89,5 @@ def formats() -> Iterator[str]:
         "file beyond that may be inflated once to be recognised, or found by its tokens, and once to be read. What "
         "can only be read whole has "
         "a limit, and the error names another way: a plain pickle that holds its arrays (1 GiB), JSON (512 MiB), a "
-        "compressed chunk of an HDF5 file (256 MiB)."
+        f"chunk of an HDF5 file that is compressed with anything but gzip ({MOST_CHUNK >> 20} MiB)."
     )

@@ -11,11 +11,12 @@ import numpy as np
 
 from drafttrace.tracer.boundary import boundary_name, canonical_wiring, wiring_name
 from drafttrace.tracer.capture import Accepted, Capture, Ints, Norm, Phase
+from drafttrace.tracer.convert_norm import normed_by
 from drafttrace.tracer.convert_recording import Recording, is_trace, read_recording
 from drafttrace.tracer.dumps.registry import Request
 from drafttrace.tracer.dumps.tensor import Array
 from drafttrace.tracer.errors import DrafttraceError
-from drafttrace.tracer.rows import DType, Rows
+from drafttrace.tracer.rows import Rows
 
 BLOCK = 256
 
@@ -402,7 +403,7 @@ def last_on(source: Sample, wanted: Norm, layout: str, *, may_lose: bool = False
         return before
     unsure = last is None or last.norm is Norm.UNKNOWN
     if unsure and before is not None and source.target is not None:
-        return _Normed(before, source.target)
+        return normed_by(source, source.target, boundary_name(source.layers), before)
     if last is None:
         raise DrafttraceError(
             f"'{source.capture.path}' has no last state, and {inside(layout)} stores one; choose another layout, such "
@@ -414,7 +415,7 @@ def last_on(source: Sample, wanted: Norm, layout: str, *, may_lose: bool = False
         return last.rows
     side = {Norm.PRE: "before", Norm.POST: "after", Norm.UNKNOWN: "on an unknown side of"}
     if wanted is Norm.POST and last.norm is Norm.PRE and source.target is not None:
-        return _Normed(last.rows, source.target)
+        return normed_by(source, source.target, last.name, last.rows)
     if last.norm is Norm.PRE:
         remedy = "give --target DIR to norm it"
     elif last.norm is Norm.UNKNOWN and source.capture.format == "MAPPED":
@@ -429,22 +430,3 @@ def last_on(source: Sample, wanted: Norm, layout: str, *, may_lose: bool = False
         f"{layout} stores the last state {side[wanted]} the final norm, and '{source.capture.path}' has it "
         f"{side[last.norm]} it; {remedy}."
     )
-
-
-class _Normed(Rows):
-    """A last state after the target's final norm, rounded to the number format that it came in; of fp8 as float32."""
-
-    def __init__(self, rows: Rows, target: Path) -> None:
-        from drafttrace.tracer.target_weights import TargetWeights
-
-        self._rows, self._target = rows, TargetWeights(target)
-        self.shape = rows.shape
-        self.dtype = DType.FP32 if rows.dtype in {DType.FP8_E4M3, DType.FP8_E5M2} else rows.dtype
-
-    def raw(self, start: int, stop: int) -> Array:
-        values = self._target.final_norm(self._rows.floats(start, stop))
-        if self.dtype is DType.BF16:
-            bits = values.view(np.uint32)
-            rounded: Array = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-            return rounded
-        return values.astype(self.dtype.storage)

@@ -78,6 +78,26 @@ def last_state_checks(
     return [norm_check, place, _shift(last.name, read[chosen].losses, len(positions), target)]
 
 
+def refuted_before_norm(capture: Capture, state: CheckedState, tokens: Ints, target: TargetWeights) -> Check | None:
+    """The answer that a state, which is said to stand before the final norm, stands after it; None where it does not, or
+    too few of its rows can be scored. The head, the largest part of it, is read only where the size of the rows says so."""
+    positions = _scored(capture, state, tokens, target)
+    values = state.take(positions)
+    finite = np.isfinite(values).all(-1)
+    positions, values = positions[finite], values[finite]
+    if len(positions) < 4 or np.median(np.abs(_size_without_gain(values, target) - 1)) >= _NORMED:
+        return None
+    wanted, low = _wanted(tokens, positions), {}
+    for norm, normed in ((Norm.POST, values), (Norm.PRE, target.final_norm(values))):
+        with np.errstate(invalid="ignore", over="ignore"):  # a checkpoint may hold NaN
+            losses, _tops = target.score(normed, wanted)
+        low[norm] = _Predicted(column_means(losses)).best
+    if not any(map(math.isfinite, low.values())):
+        return None
+    _side, check = _norm(state.name, Norm.PRE, values, low, target)
+    return check if check.verdict == "refuted" else None
+
+
 def _wanted(tokens: Ints, positions: Ints) -> Ints:
     """The token that stands one and each of OFFSETS further on than every position ``[n, len(OFFSETS)]``."""
     return np.stack([tokens_at(tokens, positions + 1 + offset) for offset in OFFSETS], 1)

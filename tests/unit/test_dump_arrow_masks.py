@@ -11,7 +11,9 @@ import torch
 from safetensors.torch import save_file
 
 from drafttrace.tracer.capture import Capture
+from drafttrace.tracer.convert import convert
 from drafttrace.tracer.dumps.arrow_stream import batches_of
+from drafttrace.tracer.dumps.registry import Request
 from drafttrace.tracer.open import open_capture
 
 pa = pytest.importorskip("pyarrow")
@@ -110,3 +112,69 @@ def test_a_batch_that_claims_more_rows_than_it_has_bytes_numbers_nothing(tmp_pat
     table(tmp_path / "data-1.arrow", [(IDS, masks(4)[0])])
     capture = opened(tmp_path, 0)
     assert capture.mask is not None and "its number is not known" in capture.notes[0]
+
+
+def stored(
+    root: Path, values: list[object], kind: object = None, rows_of: list[list[int]] | None = None
+) -> Capture:
+    """Sample 0, whose Arrow table has these masks, of the Arrow type ``kind``."""
+    ids = pa.array(rows_of or [IDS] * len(values), pa.list_(pa.int64()))
+    batch = pa.record_batch([ids, pa.array(values, kind)], ["input_ids", "loss_mask"])
+    with pa.OSFile(str(root / "data-0.arrow"), "wb") as out, pa.ipc.new_stream(out, batch.schema) as stream:
+        stream.write_batch(batch)
+    return opened(root, 0)
+
+
+ONES = [0, 0] + [1] * (len(IDS) - 2)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "said"),
+    [
+        (None, pa.list_(pa.int64()), "its loss_mask is null"),
+        (None, pa.null(), "its loss_mask is null"),
+        ([None, *ONES[1:]], None, "its loss_mask holds null for 1 entry"),
+        (
+            [[entry] for entry in ONES],
+            None,
+            "its loss_mask holds entries of the type list<item: int64>, no numbers",
+        ),
+        ([float("nan")] * len(IDS), None, "its loss_mask holds nan, which weights no token"),
+        (["a"] * len(IDS), None, "its loss_mask holds entries of the type string, no numbers"),
+        (1, None, "its loss_mask is no list"),
+    ],
+)
+def test_what_is_no_mask_is_said_of_the_row(value: object, kind: object, said: str, tmp_path: Path) -> None:
+    """A null was "AttributeError: 'NoneType' object has no attribute 'type'", with a traceback."""
+    capture = stored(tmp_path, [value], kind)
+    assert capture.mask is None
+    assert capture.notes == (f"no loss mask: row 0 of the Arrow table has these token ids, and {said}",)
+
+
+def test_a_null_beside_a_mask_leaves_that_alone(tmp_path: Path) -> None:
+    capture = stored(tmp_path, [ONES, None], None, [IDS, OTHER])
+    assert capture.mask is not None and capture.mask.tolist() == ONES and not capture.notes
+
+
+def test_a_mask_in_a_batch_of_one_is_its_row_also_for_convert(tmp_path: Path) -> None:
+    """numpy's ValueError, with a traceback, came of convert."""
+    capture = stored(tmp_path, [[ONES]])
+    assert capture.mask is not None and capture.mask.tolist() == ONES
+    convert(str(tmp_path / "hidden_states/hs_0.safetensors"), tmp_path / "out.safetensors", "safetensors",
+            request=Request(layers=made.LAYERS, layer_ids=made.CANON, numbering="B"))  # fmt: skip
+    back = open_capture(str(tmp_path / "out.safetensors"))
+    assert back.mask is not None and back.mask.tolist() == ONES
+
+
+def test_weights_count_as_in_a_torch_file_and_are_told(tmp_path: Path) -> None:
+    """[0, 0, .25, .5, 1, ...] was [0, 0, 0, 0, 1, ...] here and [0, 0, 1, 1, 1, ...] there, without a word."""
+    weights = [0.0, 0.0, 0.25, 0.5] + [1.0] * (len(IDS) - 4)
+    capture = stored(tmp_path, [weights])
+    torch.save(made.sf_sample() | {"loss_mask": torch.tensor(weights)}, tmp_path / "data_0.ckpt")
+    other = open_capture(str(tmp_path / "data_0.ckpt"))
+    for found in (capture, other):
+        assert found.mask is not None and found.mask.tolist() == ONES
+        [note] = [note for note in found.notes if "weights" in note]
+        assert "2 entries are no whole numbers, of 13, the first 0.25 as entry 2" in note
+    done = convert(str(tmp_path / "data_0.ckpt"), tmp_path / "out.ckpt", "specforge")
+    assert any("only which tokens count is read" in note for note in done.notes)

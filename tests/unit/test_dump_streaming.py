@@ -143,7 +143,7 @@ def test_what_can_only_be_read_whole_says_its_limit_and_another_way(
         path, remedy = tmp_path / "a.json", "safetensors"
         path.write_text(json.dumps({"a": states.tolist()}))
     else:
-        monkeypatch.setattr(hdf5_file, "_MOST_CHUNK", 1000)
+        monkeypatch.setattr(hdf5_file, "MOST_CHUNK", 1000)
         path, remedy = tmp_path / "a.h5", "safetensors"
         with h5py.File(path, "w") as file:
             file.create_dataset("a", data=states, chunks=(50, 40), compression="gzip")

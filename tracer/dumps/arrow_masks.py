@@ -15,10 +15,16 @@ import numpy as np
 import numpy.typing as npt
 
 from drafttrace.tracer.capture import Ints
+from drafttrace.tracer.dumps import mask_entries
 from drafttrace.tracer.dumps.arrow_stream import Batch, batches_of
 from drafttrace.tracer.errors import DrafttraceError
 
+Weights = npt.NDArray[Any]  # whole numbers, or float64 as they are stored
 _NUMBER = re.compile(r"(\d+)$")
+
+
+class _NoMask(DrafttraceError):
+    """The row of a sample has something that is no mask. The text completes "no loss mask: "."""
 
 
 def mask_for(sample: Path, tokens: Ints) -> tuple[Ints | None, Path | None, str]:
@@ -38,6 +44,8 @@ def mask_for(sample: Path, tokens: Ints) -> tuple[Ints | None, Path | None, str]
     expected = int(number[1]) if number else -1
     try:
         found, unread = _find(folder, tokens, expected)
+    except _NoMask as error:
+        return None, folder, f"no loss mask: {error}"
     except (DrafttraceError, OSError) as error:
         return None, folder, f"no loss mask: the Arrow table cannot be read ({error})"
     said = f" ({', '.join(f'{name} cannot be read: {why}' for name, why in unread.items())})" if unread else ""
@@ -57,8 +65,10 @@ def mask_for(sample: Path, tokens: Ints) -> tuple[Ints | None, Path | None, str]
             folder,
             f"no loss mask: {rows} of the Arrow table have these token ids, and different masks{said}",
         )
-    mask, where = found[0]
-    return mask, folder, "" if where == expected else _told(where, expected) + said
+    weights, where = found[0]
+    notes = [] if where == expected else [_told(where, expected) + said]
+    notes += mask_entries.weights_told(weights)
+    return mask_entries.counted(weights), folder, "; ".join(notes)
 
 
 def other_columns(folder: Path) -> dict[str, str]:
@@ -112,7 +122,7 @@ def _listed(folder: Path, _modified: int) -> tuple[Path, ...]:
     return tuple(sorted(folder.glob("*.arrow")))
 
 
-def _find(folder: Path, tokens: Ints, number: int) -> tuple[list[tuple[Ints, int]], dict[str, str]]:
+def _find(folder: Path, tokens: Ints, number: int) -> tuple[list[tuple[Weights, int]], dict[str, str]]:
     """Mask and number of every row with these tokens, of row ``number`` alone where it is one; and the files that cannot
     be read, with why. Batches are read one by one, that of row ``number`` first. After a file whose rows nobody can count
     the numbers are unknown: no row is taken by its number there."""
@@ -126,7 +136,7 @@ def _find(folder: Path, tokens: Ints, number: int) -> tuple[list[tuple[Ints, int
         for batch in held:
             batches.append((batch, start, path))
             start += batch.rows
-    found: list[tuple[Ints, int]] = []
+    found: list[tuple[Weights, int]] = []
     for batch, start, path in batches:
         if start <= number < min(_UNCOUNTED, start + batch.rows):
             found = _masks_in(batch, tokens, [number - start], start, path, unread)
@@ -154,11 +164,13 @@ def _readable(path: Path, unread: dict[str, str]) -> list[Batch]:
 
 def _masks_in(
     batch: Batch, tokens: Ints, rows: Iterable[int], start: int, path: Path, unread: dict[str, str]
-) -> list[tuple[Ints, int]]:
+) -> list[tuple[Weights, int]]:
     import pyarrow as pa
 
     try:
-        return [(mask, start + row) for mask, row in _mask_in(batch, tokens, rows)]
+        return [(mask, start + row) for mask, row in _mask_in(batch, tokens, rows, start)]
+    except _NoMask:
+        raise
     except KeyError:
         unread[path.name] = "it has no columns input_ids and loss_mask"
     except (pa.ArrowException, DrafttraceError, OSError, ValueError, TypeError) as error:
@@ -166,13 +178,40 @@ def _masks_in(
     return []
 
 
-def _mask_in(batch: Batch, tokens: Ints, rows: Iterable[int]) -> Iterator[tuple[Ints, int]]:
+def _mask_in(batch: Batch, tokens: Ints, rows: Iterable[int], start: int) -> Iterator[tuple[Weights, int]]:
     columns = _columns(batch)
     ids, masks = columns.column("input_ids"), columns.column("loss_mask")
     for row in rows:
-        held = ids[row].values
+        held = getattr(ids[row], "values", None)  # a column may be of nulls or of numbers
         if held is not None and len(held) == len(tokens) and np.array_equal(_numbers(held), tokens):
-            yield _numbers(masks[row].values).astype(np.int64), row
+            yield _weights(masks[row], start + row), row
+
+
+def _weights(scalar: Any, row: int) -> Weights:
+    """The entries of a mask, also where they lie in a batch of one. Raises _NoMask for what says of no token whether it
+    counts: nothing, an entry that is nothing, a list of lists, and numbers that are none."""
+    which = f"row {row}" if row < _UNCOUNTED else "the row"
+    what = f"{which} of the Arrow table has these token ids, and its loss_mask"
+    held = getattr(scalar, "values", None)
+    while held is not None and "list<" in str(held.type) and len(held) == 1:
+        scalar, held = held[0], held[0].values
+    if held is None:
+        raise _NoMask(f"{what} is {'no list' if scalar.is_valid else 'null'}")
+    if held.null_count:
+        entries = "1 entry" if held.null_count == 1 else f"{held.null_count:,} entries"
+        raise _NoMask(f"{what} holds null for {entries}")
+    kind = str(held.type)
+    if not re.fullmatch(r"u?int\d+|float|double|halffloat|bool", kind):
+        raise _NoMask(f"{what} holds entries of the type {kind[:60]}, no numbers")
+    if kind in _WHOLE:
+        return _numbers(held).astype(np.int64)
+    values = np.array(held.to_pylist(), np.float64)
+    if not np.isfinite(values).all():
+        raise _NoMask(f"{what} holds {values[~np.isfinite(values)][0]}, which weights no token")
+    return values
+
+
+_WHOLE = frozenset({"int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8"})
 
 
 @lru_cache(maxsize=2)
@@ -188,7 +227,7 @@ def _columns(batch: Batch) -> Any:
 def _numbers(values: Any) -> npt.NDArray[Any]:
     """An Arrow array of numbers. ``np.asarray`` would do, but makes pyarrow import pandas, half a second."""
     name = str(values.type)
-    if name not in {"int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8"} or values.null_count:
+    if name not in _WHOLE or values.null_count:
         return np.array(values.to_pylist(), np.int64)
     flat: npt.NDArray[Any] = np.frombuffer(values.buffers()[1], np.dtype(name))
     return flat[values.offset : values.offset + len(values)]

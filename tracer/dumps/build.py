@@ -16,7 +16,7 @@ from drafttrace.tracer.capture import Capture, Ints, LastState, Norm, RowTable, 
 from drafttrace.tracer.dumps import mask_entries
 from drafttrace.tracer.dumps.document import Document
 from drafttrace.tracer.dumps.registry import Request
-from drafttrace.tracer.dumps.tensor import StoredRows, Tensor, Unreadable
+from drafttrace.tracer.dumps.tensor import StoredRows, Tensor, Unreadable, of_numbers
 from drafttrace.tracer.errors import DrafttraceError, UnreadableFile
 from drafttrace.tracer.rows import Floats, Rows
 
@@ -190,8 +190,16 @@ def token_ids(tensor: Tensor, name: str, path: Path) -> Ints:
     return ids
 
 
+def listed(value: list[Any]) -> Tensor | None:
+    """The tensor that a mask of plain numbers is; None for an empty list, and for one of anything else."""
+    found = of_numbers(value)
+    return found if found is not None and 0 not in found.shape else None
+
+
 def mask_of(value: Any, path: Path, name: str = "loss_mask") -> Ints | None:
-    """A loss mask ``[L]``; None where there is none."""
+    """A loss mask ``[L]``; None where there is none. A list of numbers is one, too."""
+    if isinstance(value, list):
+        value = listed(value)
     if not isinstance(value, Tensor):
         return None
     few_numbers(value, name, path)
@@ -200,7 +208,7 @@ def mask_of(value: Any, path: Path, name: str = "loss_mask") -> Ints | None:
     try:
         return flat.ints()
     except ValueError:
-        return (mask_entries.finite(flat, name, path) > 0).astype(np.int64)
+        return mask_entries.counted(mask_entries.finite(flat, name, path))
 
 
 def valid_length(tokens: Ints, mask: Ints | None, attention: Ints | None = None) -> int:

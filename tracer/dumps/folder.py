@@ -41,7 +41,7 @@ from drafttrace.tracer.dumps.registry import (
     layouts,
     refuse_runs,
 )
-from drafttrace.tracer.dumps.unread_fields import unread_of
+from drafttrace.tracer.dumps.unread_fields import with_unread
 from drafttrace.tracer.errors import DrafttraceError, UnknownFormat, UnreadableFile
 from drafttrace.tracer.grammar import in_number
 
@@ -98,7 +98,7 @@ class Collection:
                 f"{self.layout.id}; give one file, or move the others away."
             )
         capture = self.layout.read(document, ref.inner, request)
-        return replace(capture, unread={**capture.unread, **unread_of(document, ref.inner, capture)})
+        return with_unread(capture, document, ref.inner, request)
 
     def refuse_strangers(self, request: Request) -> None:
         """Raise UnknownFormat naming the files of a folder that are of another format, for whoever reads all of them.

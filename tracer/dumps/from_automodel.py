@@ -18,6 +18,7 @@ import numpy as np
 
 from drafttrace.tracer.capture import Capture, Ints, Norm
 from drafttrace.tracer.dumps import build
+from drafttrace.tracer.dumps.mask_notes import mask_notes
 from drafttrace.tracer.dumps.registry import MOST_SAMPLES, FolderLayout, Request, SampleRef, register
 from drafttrace.tracer.dumps.safetensors_file import SafetensorsFile, read_safetensors
 from drafttrace.tracer.dumps.tensor import Tensor
@@ -161,9 +162,9 @@ def _read_eagle3(folder: Path, ref: SampleRef, request: Request) -> Capture:
 
 
 def _with_unread(made: Capture, shard: SafetensorsFile, inner: int) -> Capture:
-    """With the names of what the shard holds of the sample besides, such as target_probs."""
+    """With the names of what the shard holds of the sample besides, such as target_probs, and what is left out of masks."""
     own = {name: t.pick(0, inner) if t.ndim > 1 and inner < t.shape[0] else t for name, t in shard.tensors.items()}
-    return replace(made, unread=unread(own, made))
+    return replace(made, unread=unread(own, made), notes=(*made.notes, *mask_notes(own, made)))
 
 
 def _next_token_agreement(

@@ -20,8 +20,9 @@ from drafttrace.tracer.capture import Capture, LastState, Norm, Slot
 from drafttrace.tracer.dumps import build
 from drafttrace.tracer.dumps.document import Document
 from drafttrace.tracer.dumps.hdf5_file import field_names, read_hdf5
+from drafttrace.tracer.dumps.mask_notes import mask_notes
 from drafttrace.tracer.dumps.registry import FieldMap, Layout, Request, register
-from drafttrace.tracer.dumps.tensor import Tensor, Unreadable
+from drafttrace.tracer.dumps.tensor import Tensor, Unreadable, of_numbers
 from drafttrace.tracer.dumps.unread_fields import ENTRY, path_of, unnamed
 from drafttrace.tracer.errors import DrafttraceError, UnreadableFile
 from drafttrace.tracer.rows import Rows
@@ -91,18 +92,20 @@ def _read(document: Document, _inner: int, request: Request) -> Capture:
             f"{len(ids)} boundaries are given for the {len(parts)} slots of '{path}'; give one each."
         )
     source = "given by the user" if ids is not None else "unknown: the user named fields, but no boundaries"
-    return build.capture(
+    mask = None if fields.mask is None else _tensor(document, fields.mask)
+    made = build.capture(
         path,
         "MAPPED",
         "fields named by the user",
         tokens,
         _named(build.slots_of(parts, "slot", ids, source), [name for name, _rows in found], fields),
         last=last,
-        mask=None if fields.mask is None else build.mask_of(_tensor(document, fields.mask), path, fields.mask),
+        mask=None if fields.mask is None else build.mask_of(mask, path, fields.mask),
         valid_length=len(tokens),
         notes=() if fields.tokens is not None else ("no tokens: their field was not named",),
         unread=_unread(document, fields, request),
     )
+    return replace(made, notes=(*made.notes, *mask_notes({"loss_mask": mask}, made)))
 
 
 def _unread(document: Document, fields: FieldMap, request: Request) -> dict[str, str]:
@@ -183,23 +186,12 @@ def _checked(document: Document, name: str, value: Any) -> Tensor:
     if isinstance(value, Unreadable):
         raise UnreadableFile(value.why)
     if isinstance(value, list):
-        value = _from_numbers(value)
+        value = of_numbers(value)
     if not isinstance(value, Tensor):
         raise UnreadableFile(
             f"The field '{name}' of '{document.path}' is no tensor but {type(value).__name__}; name another."
         )
     return value
-
-
-def _from_numbers(value: list[Any]) -> Tensor | None:
-    """Nested lists of numbers, as JSON has them, as a tensor."""
-    try:
-        array = np.asarray(value)
-    except ValueError:
-        return None
-    if array.dtype.kind == "f":
-        return Tensor.held(array.astype(np.float32), "fp32")
-    return Tensor.held(array.astype(np.int64), "int64") if array.dtype.kind in "iub" else None
 
 
 def _base(document: Document, name: str) -> str | None:

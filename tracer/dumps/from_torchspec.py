@@ -8,6 +8,7 @@ Source: lightseekorg/TorchSpec ``torchspec/utils/train_dump.py``, ``torchspec/da
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from drafttrace.tracer.capture import Capture, Ints, Norm
 from drafttrace.tracer.dumps import build, state_fields
 from drafttrace.tracer.dumps.build import OUTPUTS
 from drafttrace.tracer.dumps.document import Document
+from drafttrace.tracer.dumps.mask_notes import mask_notes
 from drafttrace.tracer.dumps.registry import Layout, Request, register
 from drafttrace.tracer.dumps.tensor import Tensor
 from drafttrace.tracer.errors import UnreadableFile
@@ -99,13 +101,16 @@ def _read_debug(document: Document, inner: int, request: Request) -> Capture:
     ids, size = batch.get("input_ids"), _batch_size(document)
     alone = isinstance(ids, Tensor) and ids.ndim == 1  # one sample, without the axis of the batch
 
-    def of_sample(value: Any) -> Any:
+    def of_sample(value: Any, name: str) -> Any:
+        if name in {"loss_mask", "attention_mask"} and isinstance(value, list):
+            value = build.listed(value)
         if alone or not isinstance(value, Tensor):
             return value
         return value.pick(0, inner) if value.ndim >= 2 and value.shape[0] == size else None
 
-    entry = {name: of_sample(value) for name, value in batch.items()}
-    return _sample(document, "TS-DEBUG", build.recognised(_detect_debug, document, request), entry, request)
+    entry = {name: of_sample(value, name) for name, value in batch.items()}
+    made = _sample(document, "TS-DEBUG", build.recognised(_detect_debug, document, request), entry, request)
+    return replace(made, notes=(*made.notes, *mask_notes(entry, made)))
 
 
 # --- evaluation caches: a list of samples --------------------------------------------------------------------

@@ -20,7 +20,7 @@ from drafttrace.tracer.trace.superblock import read_superblock
 
 # HDF5 can read a compressed chunk only whole, packed and unpacked at once, and again for every block of rows where it
 # is not kept. A chunk that is not compressed it reads in parts, if it is not to keep it.
-_MOST_CHUNK = 64 << 20
+MOST_CHUNK = 64 << 20
 _KEPT_CHUNKS = 16 << 20  # per dataset
 _DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError)
 
@@ -165,10 +165,10 @@ def _dataset(opened: _Opened, dataset: Any, h5py: Any) -> Tensor | None:
     chunk = 0 if dataset.chunks is None else math.prod(dataset.chunks) * _item_bytes(dataset)
     if chunk > _KEPT_CHUNKS and _as_stored(dataset, kind) and can_stream(dataset):
         return Tensor.of(DeflatedChunks(opened.path, opened.bytes, dataset, kind), kind)
-    if chunk > _MOST_CHUNK and dataset.id.get_create_plist().get_nfilters():
+    if chunk > MOST_CHUNK and dataset.id.get_create_plist().get_nfilters():
         raise UnreadableFile(
             f"The dataset '{dataset.name}' of '{opened.path}' is compressed in chunks of {chunk:,} bytes, and a chunk can "
-            f"only be read whole, up to {_MOST_CHUNK:,} bytes; write it again with smaller chunks (h5repack -l), "
+            f"only be read whole, up to {MOST_CHUNK:,} bytes; write it again with smaller chunks (h5repack -l), "
             "with gzip, or as safetensors."
         )
     return Tensor.of(_Chunked(opened, dataset, kind, h5py), kind)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from drafttrace.tracer.capture import Ints
 from drafttrace.tracer.dumps.tensor import Tensor
@@ -24,6 +26,33 @@ def finite(mask: Tensor, name: str, path: Path) -> Floats:
             f"{len(values):,}), which says of no token whether it counts; write the dump again with 0 and 1."
         )
     return values
+
+
+def counted(values: npt.NDArray[Any]) -> Ints:
+    """What a capture keeps of finite entries: whole numbers as they are; of weights between them, as of a loss that is
+    scaled, only which tokens count, 1 for each that is not 0."""
+    kept: Ints = (values if _fractions(values) is None else values != 0).astype(np.int64)
+    return kept
+
+
+def weights_told(values: npt.NDArray[Any]) -> list[str]:
+    """A note on weights that :func:`counted` does not keep; none where it keeps all."""
+    odd = _fractions(values)
+    if odd is None:
+        return []
+    entries = "1 entry is no whole number" if len(odd) == 1 else f"{len(odd):,} entries are no whole numbers"
+    return [
+        f"the loss mask holds weights: {entries}, of {len(values):,}, the first {float(values[odd[0]]):.6g} as entry "
+        f"{int(odd[0]):,}; only which tokens count is read, 1 for each that is not 0"
+    ]
+
+
+def _fractions(values: npt.NDArray[Any]) -> Ints | None:
+    """The places of the entries that are no whole numbers; None where all are."""
+    if values.dtype.kind != "f":
+        return None
+    odd: Ints = np.flatnonzero(values != np.rint(values))
+    return odd if len(odd) else None
 
 
 def of_tokens(mask: Ints, count: int, path: Path, notes: list[str]) -> Ints:

@@ -123,6 +123,17 @@ class Tensor:
         return f"{self.kind}[{', '.join(map(str, self.shape))}]"
 
 
+def of_numbers(value: list[Any]) -> Tensor | None:
+    """A tensor of nested lists of numbers, as JSON and ``tolist`` have them: fp32 or int64. None for other lists."""
+    try:
+        array = np.asarray(value)
+        if array.dtype.kind == "f":
+            return Tensor.held(array.astype(np.float32), "fp32")
+        return Tensor.held(array.astype(np.int64), "int64") if array.dtype.kind in "iub" else None
+    except (ValueError, OverflowError):  # of lists of several lengths, and of numbers beyond float64
+        return None
+
+
 @dataclass(frozen=True)
 class Unreadable:
     """A field that holds no numbers of ours, such as a text beside the states. why: the error for whoever asks for it."""

@@ -5,12 +5,15 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from drafttrace.tracer.capture import Capture
 from drafttrace.tracer.dumps.document import Document
+from drafttrace.tracer.dumps.mask_notes import mask_notes
+from drafttrace.tracer.dumps.registry import Request
 from drafttrace.tracer.dumps.tensor import Tensor
 
 # What readers take for tokens, loss mask, valid length and numbers of the states, whatever the layout.
@@ -23,24 +26,26 @@ _MOST_FIELDS = 4096  # groups may be linked into each other
 _POSITIONS = frozenset({"position_ids", "positions"})
 
 
-def unread_of(document: Document, inner: int, capture: Capture) -> dict[str, str]:
-    """What the sample ``inner`` of a file of tensors holds besides ``capture``, as :func:`unread` says it.
+def with_unread(capture: Capture, document: Document, inner: int, request: Request) -> Capture:
+    """The capture of sample ``inner`` of a file of tensors with the names of what it does not hold of it (:func:`unread`),
+    and with what it leaves out of the masks.
 
     Of what SGLang wrote of a server nothing: more was not asked for. Of a file whose fields the user named its reader says
     it (:func:`unnamed`).
     """
     value = document.value
     if capture.format == "MAPPED" or capture.format.startswith("SG-") or document.container.startswith("json"):
-        return {}
+        return capture
     if isinstance(value, list):
         value = value[inner] if 0 <= inner < len(value) else None
     if not isinstance(value, dict):
-        return {}
+        return capture
     batch = value.get("batch")
-    if isinstance(batch, dict):
-        around = {name: "" for name, item in value.items() if name != "batch" and _is_something(item)}
-        return unread(batch, capture) | {str(name): "" for name in around}
-    return unread(value, capture)
+    if isinstance(batch, dict):  # its reader, which takes it apart, says what is to be said of the masks
+        around = {str(name): "" for name, item in value.items() if name != "batch" and _is_something(item)}
+        return replace(capture, unread={**capture.unread, **unread(batch, capture), **around})
+    notes = () if request.tokens_only and not request.with_mask else mask_notes(value, capture)
+    return replace(capture, unread={**capture.unread, **unread(value, capture)}, notes=(*capture.notes, *notes))
 
 
 def unread(fields: Mapping[str, Any], capture: Capture, known: Collection[str] = ()) -> dict[str, str]:

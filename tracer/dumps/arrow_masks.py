@@ -23,7 +23,7 @@ Weights = npt.NDArray[Any]  # whole numbers, or float64 as they are stored
 _NUMBER = re.compile(r"(\d+)$")
 
 
-class _NoMask(DrafttraceError):
+class _NoMask(Exception):
     """The row of a sample has something that is no mask. The text completes "no loss mask: "."""
 
 

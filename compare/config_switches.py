@@ -150,7 +150,10 @@ def _bare(name: str) -> str:
 
 
 def _apart(one: str, other: str, most: int) -> int:
-    """Letters to put in, take out or exchange between two names; ``most + 1`` for any number beyond ``most``."""
+    """Letters to put in, take out or exchange between two names; ``most + 1`` for any number beyond ``most``.
+
+    difflib counts an exchanged letter twice: what then lets "hidden_sise" through takes "attention_heads" for a slip, too.
+    """
     if abs(len(one) - len(other)) > most:
         return most + 1
     row = list(range(len(other) + 1))

@@ -23,7 +23,6 @@ from drafttrace.compare.inside import InsideFacts, look_inside
 from drafttrace.compare.judge import MISMATCH, counted, overall, summary_of
 from drafttrace.compare.masks import find_mask_shifts
 from drafttrace.compare.measured import MeasuredSlot, measured_others, measured_slots
-from drafttrace.compare.noise_pair import another_prompt, refuse_other_model
 from drafttrace.compare.oddrows import row_facts
 from drafttrace.compare.partfits import fit_parts, whole_slots
 from drafttrace.compare.ranks import RankFacts, RankRows, compare_hashes, find_partial_sum
@@ -67,8 +66,8 @@ def diff(
     """Compare a capture with a reference; without one, check the capture against itself.
 
     decode turns a token id into text for the reports. noise is a recorded self-comparison (see
-    :func:`measure_noise`). ranks: the row hashes that the left trace keeps of every rank. rank_traces: traces that
-    the other ranks recorded of the same request (``serve --all-ranks``), to find sums that were never added up.
+    :mod:`drafttrace.compare.noise_pair`). ranks: the row hashes that the left trace keeps of every rank. rank_traces:
+    traces that the other ranks recorded of the same request (``serve --all-ranks``), to find sums that were never added up.
     others: traces of other requests to the same server, to find rows that belong to them. expected: the accept length
     that the draft should reach. marks: the ids of the target's chat template, to see whether a loss mask is moved.
     norms: reads the norm weights of the served models, called where a gain per channel has to be explained. rope: replays
@@ -139,42 +138,6 @@ def _looked_into(
         singles += fit_singles(slot, judged, mine, wholes, location, sides, thresholds)
         parts += mine
     return tuple(parts), tuple(singles)
-
-
-def measure_noise(one: Capture, two: Capture, of: Capture | None = None) -> Noise:
-    """The noise floor from two recordings of the same thing: relative L2 per slot, median and 99th percentile.
-
-    of: the capture that is to be judged by it; a floor of another model is none for it. Raises NothingToCompare for that,
-    and for recordings that share no rows, have no slots, or differ by more than noise.
-    """
-    if of is not None:
-        refuse_other_model(of, (one, two))
-    result = diff(one, two)
-    if result.alignment.rows_compared == 0:
-        raise NothingToCompare(
-            f"The two noise recordings '{one.path}' and '{two.path}' share no rows; record the same prompt twice."
-        )
-    if not result.slots:
-        raise NothingToCompare(
-            f"The two noise recordings '{one.path}' and '{two.path}' have no slots to compare; record a server whose draft "
-            "has fc."
-        )
-    far = max(result.slots, key=lambda slot: slot.rel_l2.p50, default=None)
-    if far is not None and far.rel_l2.p50 > DEFAULT.noise:
-        raise NothingToCompare(
-            f"The two noise recordings '{one.path}' and '{two.path}' differ by more than noise (slot {far.slot}: relative "
-            f"L2 {far.rel_l2.p50:.2g}, noise ends at {DEFAULT.noise:g}); compare them with drafttrace diff first."
-        )
-    return Noise(
-        f"{one.path} against {two.path}{another_prompt(of, one) if of is not None else ''}",
-        tuple(slot.rel_l2.p50 for slot in result.slots),
-        tuple(slot.rel_l2.p99 for slot in result.slots),
-        {
-            state.slot: (state.rel_l2.p50, state.rel_l2.p99)
-            for state in result.others
-            if state.rel_l2.p50 <= DEFAULT.noise and np.isfinite(state.rel_l2.p99)
-        },
-    )
 
 
 @dataclass(frozen=True)

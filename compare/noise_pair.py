@@ -1,14 +1,54 @@
-"""Whether two recordings that a noise floor is measured from belong to the capture that is judged by it."""
+"""The noise floor from two recordings of the same thing, and whether these belong to the capture that is judged by it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+
+from drafttrace.compare.diff import diff
 from drafttrace.compare.facts import layers_of
+from drafttrace.compare.thresholds import DEFAULT, Noise
 from drafttrace.tracer.capture import Capture
 from drafttrace.tracer.errors import NothingToCompare
 
 _REMEDY = "record the same prompt twice on the server that is compared, and give these two"
+
+
+def measure_noise(one: Capture, two: Capture, of: Capture | None = None) -> Noise:
+    """The noise floor from two recordings of the same thing: relative L2 per slot, median and 99th percentile.
+
+    of: the capture that is to be judged by it; a floor of another model is none for it. Raises NothingToCompare for that,
+    and for recordings that share no rows, have no slots, or differ by more than noise.
+    """
+    if of is not None:
+        refuse_other_model(of, (one, two))
+    result = diff(one, two)
+    if result.alignment.rows_compared == 0:
+        raise NothingToCompare(
+            f"The two noise recordings '{one.path}' and '{two.path}' share no rows; record the same prompt twice."
+        )
+    if not result.slots:
+        raise NothingToCompare(
+            f"The two noise recordings '{one.path}' and '{two.path}' have no slots to compare; record a server whose draft "
+            "has fc."
+        )
+    far = max(result.slots, key=lambda slot: slot.rel_l2.p50, default=None)
+    if far is not None and far.rel_l2.p50 > DEFAULT.noise:
+        raise NothingToCompare(
+            f"The two noise recordings '{one.path}' and '{two.path}' differ by more than noise (slot {far.slot}: relative "
+            f"L2 {far.rel_l2.p50:.2g}, noise ends at {DEFAULT.noise:g}); compare them with drafttrace diff first."
+        )
+    return Noise(
+        f"{one.path} against {two.path}{another_prompt(of, one) if of is not None else ''}",
+        tuple(slot.rel_l2.p50 for slot in result.slots),
+        tuple(slot.rel_l2.p99 for slot in result.slots),
+        {
+            state.slot: (state.rel_l2.p50, state.rel_l2.p99)
+            for state in result.others
+            if state.rel_l2.p50 <= DEFAULT.noise and np.isfinite(state.rel_l2.p99)
+        },
+    )
 
 
 def refuse_other_model(of: Capture, recordings: tuple[Capture, ...]) -> None:

@@ -18,6 +18,7 @@ from drafttrace.compare.hypotheses import Fit, explain, residual
 from drafttrace.compare.kernels.blocks import hash_rows
 from drafttrace.compare.measure import BLOCK_BYTES, Bools, measure_rows
 from drafttrace.compare.sample import MAX_ROWS, spread
+from drafttrace.tracer import embedding_scale
 from drafttrace.tracer.capture import Accepted, Capture, Ints
 from drafttrace.tracer.rows import Floats, Rows
 
@@ -29,7 +30,7 @@ _ALL = 0.9
 _EXPLAINS = 0.05
 SAME_FACTOR = 0.02
 """The relative difference up to which a fitted factor is one that is known."""
-_MULTIPLIERS = ("embedding_multiplier", "scale_emb", "embedding_scale", "embed_scale", "mup_embedding_multiplier")
+_MULTIPLIERS = (*embedding_scale.NAMES, "embedding_scale", "embed_scale", "mup_embedding_multiplier")
 _PLACEHOLDERS = (
     "image_token_id",
     "image_token_index",
@@ -41,12 +42,14 @@ _PLACEHOLDERS = (
 
 @dataclass(frozen=True)
 class OddEmbedding:
-    """Rows of the embedding that are not B0. beside: what B0 was, in words. limit: of a row's relative
-    L2. rows, of: how many differ, of how many that
-    were compared; positions: ``[rows]``. rel_l2: their median. fit: what explains them. moved: (position, position of B0's
-    row that it holds), where most of them are such. picture: it is one row of a token that no row of the embedding shows
-    to be B0's. left_rows: ``[rows]``, their numbers in the trace. b0: what they were held against, where it is not the
-    trace's own sweep."""
+    """Rows of the embedding that are not B0.
+
+    beside: what B0 was, in words. limit: of a row's relative L2. rows, of: how many differ, of how many that were compared;
+    positions: ``[rows]``. rel_l2: their median. fit: what explains them. moved: (position, position of B0's row that it
+    holds), where most of them are such. picture: it is one row of a token that no row of the embedding shows to be B0's.
+    left_rows: ``[rows]``, their numbers in the trace. b0: what they were held against, where it is not the trace's own
+    sweep.
+    """
 
     beside: str
     limit: float
@@ -224,13 +227,9 @@ def _of_the_model(odd: OddEmbedding, trace: Capture, width: int) -> bool:
 def multipliers(trace: Capture) -> Iterator[float]:
     """What the target's config says, by name or by its class, that the target multiplies its embedding by."""
     for block in _blocks(trace):
-        for name in _MULTIPLIERS:
-            value = block.get(name)
-            if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
-                yield float(value)
         size = block.get("hidden_size")
-        if isinstance(size, int) and "gemma" in str(block.get("model_type", "")).lower():
-            yield float(size) ** 0.5
+        kind, width = str(block.get("model_type", "")), size if isinstance(size, int) else 0
+        yield from embedding_scale.multipliers(block, kind, width, _MULTIPLIERS).values()
 
 
 def _blocks(trace: Capture) -> list[Mapping[str, Any]]:

@@ -166,7 +166,7 @@ def noise(one: Source, two: Source, *, of: Source | None = None) -> Noise:
     of: the capture that is to be judged by it. Raises NothingToCompare where the two share no rows, have no slots or
     differ by more than noise, and where they are of another model than ``of``.
     """
-    from drafttrace.compare.diff import measure_noise
+    from drafttrace.compare.noise_pair import measure_noise
 
     judged = None if of is None else _capture(of)
     return measure_noise(_capture(one), _capture(two), of=judged)

@@ -14,6 +14,7 @@ import numpy as np
 from drafttrace.tracer.capture import Ints
 from drafttrace.tracer.checkpoint import Checkpoint, open_checkpoint, read_json
 from drafttrace.tracer.dumps.registry import Request
+from drafttrace.tracer.embedding_scale import multipliers
 from drafttrace.tracer.errors import UnreadableFile
 from drafttrace.tracer.part_names import EMBED, HEAD, NORM, gain_is_one_plus, stored_name
 from drafttrace.tracer.rows import Floats
@@ -107,13 +108,8 @@ class TargetWeights:
 
     def embedding_scales(self) -> dict[str, float]:
         """Factors that a target may apply to its embedding, by name; ``"1"`` always."""
-        config, found = self.shape.config, {"1": 1.0}
-        if self.shape.model_type.startswith("gemma") or "gemma" in self.shape.model_type:
-            found["sqrt(H)"] = float(self.shape.hidden_size) ** 0.5
-        for name in ("embedding_multiplier", "scale_emb"):
-            if isinstance(config.get(name), int | float) and config[name] not in {0, 1}:
-                found[name] = float(config[name])
-        return found
+        shape = self.shape
+        return {"1": 1.0, **multipliers(shape.config, shape.model_type, shape.hidden_size)}
 
     def embedding(self, ids: Ints) -> Floats:
         """Embedding rows ``[len(ids), H]``, unscaled. Ids must lie inside the vocabulary (see :meth:`inside`)."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from drafttrace.compare.draft_config import MOST_LAYERS
 from drafttrace.compare.odd_ids import short_value
 from drafttrace.tracer.checkpoint import read_json
+from drafttrace.tracer.embedding_scale import multipliers
 from drafttrace.tracer.errors import UnreadableFile
 
 _MOST = 2**40
@@ -73,19 +73,9 @@ def parse_target_config(raw: Mapping[str, Any], path: Path) -> TargetConfig:
         rope_theta=_number(theta, None),
         tied=bool(raw.get("tie_word_embeddings", text.get("tie_word_embeddings", False))),
         dtype=str(dtype).removeprefix("torch.") if dtype else None,
-        embed_scale=_embed_scale(kind, text, hidden),
+        embed_scale=next(iter(multipliers(text, kind, hidden).values()), 1.0),
         eps=_number(text.get("rms_norm_eps") or text.get("layer_norm_epsilon"), None) or 1e-6,
     )
-
-
-def _embed_scale(kind: str, text: Mapping[str, Any], hidden: int) -> float:
-    if kind.startswith("gemma"):
-        return math.sqrt(hidden)
-    for key in ("scale_emb", "embedding_multiplier"):
-        value = _number(text.get(key), None)
-        if value:
-            return value
-    return 1.0
 
 
 def _number(value: object, default: float | None) -> float | None:

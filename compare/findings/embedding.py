@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from drafttrace.compare.draft_embed import compare_embedding, own_b0
 from drafttrace.compare.facts import Facts
 from drafttrace.compare.findings.base import finder, finding
+from drafttrace.compare.findings.values import ID_OF_FIT
 from drafttrace.compare.hypotheses import Fit
 from drafttrace.compare.inside import Torn
 from drafttrace.compare.own_embed import SAME_FACTOR, OddEmbedding, multipliers, odd_embedding
@@ -20,16 +21,6 @@ _IDS = (
 )
 
 
-_NAMES = {
-    "scalar": "scale",
-    "gain": "norm-gain",
-    "rms": "norm-extra",
-    "normed": "norm-extra",
-    "un-normed": "norm-missing",
-    "rotation": "rotation",
-    "bytes": "dtype-reinterpretation",
-    "zeroed": "zero-rows",
-}
 _WHAT = {
     "norm-gain": "that times one factor per channel",
     "norm-extra": "that after an RMS norm",
@@ -80,7 +71,7 @@ def _not_b0(odd: OddEmbedding) -> Finding:
         here, there = odd.moved[0]
         what = f"position {here} holds the row of position {there}"
     elif odd.fit is not None:
-        name = _NAMES[odd.fit.name]
+        name = ID_OF_FIT[odd.fit.name]
         held = f"that times {factor:.4g}" if factor is not None else _WHAT[name]
         what = f"{'they are' if odd.rows > 1 else 'it is'} {held}"
     else:

@@ -102,7 +102,7 @@ register(
     ),
 )
 
-_OF_FIT = {
+ID_OF_FIT = {
     "scalar": "scale",
     "gain": "norm-gain",
     "rms": "norm-extra",
@@ -114,6 +114,7 @@ _OF_FIT = {
     "residual-half": "residual-missing",
     "inside-layer": "residual-missing",
 }
+"""What a fit that explains a state is called."""
 _NORMS = frozenset({"norm-missing", "norm-extra", "norm-gain"})
 
 
@@ -171,7 +172,7 @@ def _deviant_side(facts: Facts) -> str:
 def finding_id(stream: StreamFacts) -> str:
     """The cause for a transformed slot. A reference that is normed where the server is not: the server lacks the norm."""
     assert stream.explanation is not None
-    name = _OF_FIT[stream.explanation.fit.name]
+    name = ID_OF_FIT[stream.explanation.fit.name]
     if stream.side == "reference" and name in {"norm-extra", "norm-missing"}:
         return "norm-missing" if name == "norm-extra" else "norm-extra"
     return name

@@ -13,7 +13,8 @@ from fault_rows import Row
 from part_lab import PARTS, SLOT, VERIFY
 from test_dump_faults import WIRING, sample
 
-from drafttrace.compare.diff import diff, measure_noise
+from drafttrace.compare.diff import diff
+from drafttrace.compare.noise_pair import measure_noise
 from drafttrace.compare.result import FAULT
 from drafttrace.tracer.capture import Capture
 from drafttrace.tracer.open import open_capture

@@ -13,7 +13,8 @@ from dump_lab import SINGLE, Bench, compare, computed, listed, make_bench
 from fault_rows import Row
 from part_lab import PARTS
 
-from drafttrace.compare.diff import diff, measure_noise
+from drafttrace.compare.diff import diff
+from drafttrace.compare.noise_pair import measure_noise
 from drafttrace.compare.result import FAULT
 from drafttrace.tracer.open import open_capture
 from drafttrace.tracer.reference import make_reference

@@ -12,8 +12,9 @@ import pytest
 from compare_world import World, bf16, dumped, make_world, rms, served
 
 from drafttrace.compare.acceptance import parse_expected
-from drafttrace.compare.diff import diff, measure_noise
+from drafttrace.compare.diff import diff
 from drafttrace.compare.judge import rejudge
+from drafttrace.compare.noise_pair import measure_noise
 from drafttrace.compare.result import FAULT, NOTE, Result
 from drafttrace.compare.thresholds import DEFAULT, parse_thresholds
 from drafttrace.tracer.capture import Capture, DraftRows, Phase, Probe, RowTable

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 from compare_world import dumped, make_world, served
 
-from drafttrace.compare.diff import diff, measure_noise
+from drafttrace.compare.diff import diff
+from drafttrace.compare.noise_pair import measure_noise
 from drafttrace.compare.thresholds import DEFAULT, Noise, parse_thresholds, slot_limits
 
 WORLD = make_world(layers=12, tokens=48)

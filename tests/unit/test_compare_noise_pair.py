@@ -10,7 +10,8 @@ from compare_world import bf16
 from edited_captures import TRACES, dump, trace
 
 import drafttrace
-from drafttrace.compare.diff import diff, measure_noise
+from drafttrace.compare.diff import diff
+from drafttrace.compare.noise_pair import measure_noise
 from drafttrace.tracer.cli import main
 from drafttrace.tracer.errors import NothingToCompare
 

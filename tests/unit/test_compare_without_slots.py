@@ -16,8 +16,9 @@ from dump_variants import write_trace
 
 import drafttrace
 from drafttrace.compare import report_html, report_markdown, report_terminal
-from drafttrace.compare.diff import diff, measure_noise, measure_slots
+from drafttrace.compare.diff import diff, measure_slots
 from drafttrace.compare.judge import rejudge
+from drafttrace.compare.noise_pair import measure_noise
 from drafttrace.compare.result import Result
 from drafttrace.compare.saving import save
 from drafttrace.tracer.capture import Capture, DraftRows, Probe, RowTable

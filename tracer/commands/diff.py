@@ -54,7 +54,7 @@ def compare_paths(
     reference_format without a reference.
     """
     from drafttrace.compare.diff import diff as compare
-    from drafttrace.compare.diff import measure_noise
+    from drafttrace.compare.noise_pair import measure_noise
     from drafttrace.compare.thresholds import DEFAULT
     from drafttrace.tracer.beside import gather
     from drafttrace.tracer.decoding import decoder, tokenizer_folder

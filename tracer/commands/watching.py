@@ -107,7 +107,7 @@ class Canary:
 
         Not against the first trace: that may be of a server which is no more.
         """
-        from drafttrace.compare.diff import measure_noise
+        from drafttrace.compare.noise_pair import measure_noise
         from drafttrace.tracer.open import open_capture
 
         trace = free_place(self.folder, now(), "repeat")

@@ -11,21 +11,51 @@ import pytest
 
 from drafttrace.hooks.store import Store
 
+HERE = Path(__file__).parent
 # file -> what it spends its time on
 SLOW = {
     "test_api": "whole traces, through Python",
+    "test_api_record": "servers that do not answer",
     "test_audit_any_value": "thousands of made-up configs",
     "test_audit_hostile": "thousands of made-up configs",
+    "test_audit_loading": "SGLang is asked",
     "test_audit_refusals": "SGLang is asked",
     "test_auditing": "processes, and a Ray cluster",
     "test_bench_commands": "the bench scripts, started",
+    "test_canary": "whole traces, compared again and again",
     "test_compare_broken_taps": "whole traces, compared again and again",
+    "test_compare_constant_pass": "whole traces, compared again and again",
+    "test_compare_copies": "whole traces, compared again and again",
     "test_compare_diagnose": "whole traces, compared again and again",
+    "test_compare_few_rows": "whole traces, compared again and again",
+    "test_compare_gains": "whole traces, compared again and again",
+    "test_compare_grouping": "whole traces, compared again and again",
     "test_compare_html": "a browser",
+    "test_compare_judged_again": "whole traces, compared again and again",
+    "test_compare_misread_nan": "whole traces, compared again and again",
+    "test_compare_moved_rows": "whole traces, compared again and again",
+    "test_compare_noise_verdict": "whole traces, compared again and again",
+    "test_compare_one_slot_moved": "whole traces, compared again and again",
+    "test_compare_one_trace": "whole traces, compared again and again",
+    "test_compare_own_embed": "whole traces, compared again and again",
+    "test_compare_own_parts": "whole traces, compared again and again",
     "test_compare_own_rows": "whole traces, compared again and again",
+    "test_compare_part_sentences": "whole traces, compared again and again",
+    "test_compare_part_sides": "whole traces, compared again and again",
     "test_compare_parts": "whole traces, compared again and again",
+    "test_compare_positions": "whole traces, compared again and again",
+    "test_compare_rank_blocks": "whole traces, compared again and again",
+    "test_compare_ranks": "whole traces, compared again and again",
+    "test_compare_right_config": "whole traces, compared again and again",
+    "test_compare_rope": "whole traces, compared again and again",
+    "test_compare_second_faults": "whole traces, compared again and again",
+    "test_compare_sentences": "whole traces, compared again and again",
     "test_compare_single_rows": "whole traces, compared again and again",
+    "test_compare_small_gains": "whole traces, compared again and again",
     "test_compare_stacked": "whole traces, compared again and again",
+    "test_compare_two_traces": "whole traces, compared again and again",
+    "test_compare_unlocated": "whole traces, compared again and again",
+    "test_compare_vocabulary": "whole traces, compared again and again",
     "test_convert_many": "folders of hundreds of files",
     "test_demo_story": "a server that does not start",
     "test_dump_chunks": "files larger than the memory that may be used",
@@ -34,6 +64,8 @@ SLOW = {
     "test_dump_fuzz": "made-up bytes, for a fixed budget",
     "test_dump_hostile": "bombs",
     "test_dump_streaming": "files larger than the memory that may be used",
+    "test_dump_variants": "every layout in every number format",
+    "test_hooks_padding": "the hooks on real modules",
     "test_hooks_recorder": "queues that fill up",
     "test_hooks_send_now": "processes that are stopped and killed",
     "test_hooks_static": "the hooks on and off in a process of their own",
@@ -44,8 +76,12 @@ SLOW = {
     "test_pairs_trained": "the trained pairs, forward",
     "test_reference": "a target in transformers",
     "test_replay_absent_rows": "the draft on whole traces",
+    "test_replay_blame": "the draft on whole traces",
+    "test_replay_causes": "the draft on whole traces",
     "test_replay_forward": "the draft against its training code",
+    "test_replay_live_compare": "the draft on whole traces",
     "test_replay_live_rows": "the draft on whole traces",
+    "test_replay_orders": "the draft on whole traces",
     "test_replay_pairs": "the draft on whole dumps",
     "test_replay_speed": "replays, timed",
     "test_replay_traces": "the draft on whole traces",
@@ -61,10 +97,15 @@ SLOW = {
 }
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Where slow tests are asked away, their files are not even imported: that alone takes seconds."""
+    unasked = "not slow" in (config.option.markexpr or "")
+    return True if unasked and collection_path.parent == HERE and collection_path.stem in SLOW else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
     for item in items:
-        if item.path.parent == here and item.path.stem in SLOW:
+        if item.path.parent == HERE and item.path.stem in SLOW:
             item.add_marker(pytest.mark.slow)
 
 

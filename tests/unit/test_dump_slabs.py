@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,9 @@ import pytest
 
 from drafttrace.tracer.dumps import slabs
 from drafttrace.tracer.dumps.file_tensor import FileSource
+from drafttrace.tracer.dumps.tensor import StoredRows, Tensor
 from drafttrace.tracer.file_bytes import FileBytes
+from drafttrace.tracer.rows import DType
 
 ROWS, SLOTS, WIDTH = 4096, 4, 512
 
@@ -46,6 +49,39 @@ def test_every_size_of_a_block_reads_the_file_once_for_all_slots(
             stripe(source, slot, start, size)
     assert sum(read) == min(ROWS, 8 * size) * SLOTS * WIDTH * 2
     assert len(read) == min(ROWS, 8 * size) // size
+
+
+def test_rows_that_are_there_are_handed_out_with_few_calls(source: FileSource) -> None:
+    """Blocks of 64 rows stood at 0.69 of the raw speed: 40 Python calls for each slot of each block, whose bytes were
+    there."""
+    slot = StoredRows(Tensor.of(source, "bf16").pick(1, 1), DType.BF16)
+    slot.raw(0, 64)
+    calls: list[str] = []
+    sys.setprofile(lambda frame, event, _arg: calls.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        slot.raw(64, 128)  # the first of its rows
+        first = len(calls)
+        slot.raw(64, 128)
+    finally:
+        sys.setprofile(None)
+    assert len(calls) - first <= 16, calls[first:]
+
+
+def test_a_box_after_a_box_of_the_same_size_is_read_where_it_lies(source: FileSource) -> None:
+    """How a box is read is worked out once for every size of one; where it lies is not part of that."""
+    whole = stored(source)
+    boxes = [
+        (0, 64, 0, 1),
+        (640, 64, 3, 1),
+        (5, 1, 2, 1),
+        (9, 1, 3, 1),
+        (0, 64, 1, 2),
+        (64, 64, 2, 2),
+        (7, 0, 0, 1),
+    ]
+    for start, count, slot, slots in [*boxes, *reversed(boxes)]:
+        found = source.read(((start, count), (slot, slots), (0, WIDTH)))
+        assert np.array_equal(found, whole[start : start + count, slot : slot + slots])
 
 
 def test_a_block_that_somebody_holds_never_changes(source: FileSource) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -29,6 +30,21 @@ def file_tensor(
     return Tensor.of(FileSource(file, begin, tuple(shape), STORAGE[kind], strides), kind)
 
 
+@dataclass(frozen=True)
+class _Plan:
+    """How a box of so many elements per axis is read, wherever it begins: blocks of one size follow each other.
+
+    wanted: its bytes. span: from its first byte to its last. outer: which axes the whole rows it lies in begin at its own
+    place of; the others are there in full. length: of those rows, in bytes.
+    """
+
+    counts: tuple[int, ...]
+    wanted: int
+    span: int
+    outer: tuple[bool, ...]
+    length: int
+
+
 class FileSource(Source):
     """Elements of a file at ``begin + sum(index * stride)``."""
 
@@ -45,26 +61,40 @@ class FileSource(Source):
         steps = [math.prod(shape[axis + 1 :]) * dtype.itemsize for axis in range(len(shape))]
         self._strides = tuple(steps if strides is None else strides)
         self._rows, self._stripes, self._across = (-1, 0), 0, False
+        self._plan = _Plan((-1,), 0, 0, (), 0)  # of no box
         self._order = sorted(range(len(shape)), key=lambda axis: -self._strides[axis])  # outermost first
 
     def read(self, box: Box) -> Array:
-        counts = tuple(count for _start, count in box)
-        if 0 in counts:
+        counts = tuple([count for _start, count in box])
+        plan = self._plan
+        if counts != plan.counts:
+            plan = self._plan = self._planned(counts)
+        if plan.wanted == 0:
             return np.empty(counts, self._dtype)
-        item = self._dtype.itemsize
-        places = zip(box, self._strides, strict=True)
-        offset = sum(start * stride for (start, _count), stride in places)
-        wanted = item * math.prod(counts)
-        span = self._reach(counts)
-        if span <= _SLACK * wanted:
-            return self._view(slabs.run_bytes(self._file, self._begin + offset, span), 0, counts)
-        first, length = self._rows_of(box)
+        offset = first = 0
+        for (start, _count), stride, whole in zip(box, self._strides, plan.outer, strict=True):
+            offset += start * stride
+            first += start * stride * whole
+        if plan.span <= _SLACK * plan.wanted:
+            return self._view(slabs.run_bytes(self._file, self._begin + offset, plan.span), 0, counts)
+        length = plan.length
         across = self._goes_across(first, length)
         small = length <= slabs.SLAB_BYTES
-        if length <= _SLAB_SHARE * wanted and (small or (across and slabs.has_room_for(self, length, wanted))):
-            whole = slabs.slab_bytes(self, self._file, self._begin + first, length)
-            return self._view(whole, offset - first, counts)
+        if length <= _SLAB_SHARE * plan.wanted and (
+            small or (across and slabs.has_room_for(self, length, plan.wanted))
+        ):
+            held = slabs.slab_bytes(self, self._file, self._begin + first, length)
+            return self._view(held, offset - first, counts)
         return self._gathered(offset, counts)
+
+    def _planned(self, counts: tuple[int, ...]) -> _Plan:
+        """The whole rows that a box lies in have every axis inside its outermost long one in full."""
+        wanted = self._dtype.itemsize * math.prod(counts)
+        place = next((k for k, axis in enumerate(self._order) if counts[axis] > 1), len(counts) - 1)
+        outer = self._order[: place + 1]
+        whole = [counts[axis] if axis in outer else self.shape[axis] for axis in range(len(counts))]
+        flags = tuple([axis in outer for axis in range(len(counts))])
+        return _Plan(counts, wanted, self._reach(counts), flags, self._reach(whole))
 
     def _goes_across(self, first: int, length: int) -> bool:
         """Whether the same rows of several slots are asked for, one after the other, now or in the block before. Who walks
@@ -76,22 +106,14 @@ class FileSource(Source):
             self._rows = first, length
         return self._across or self._stripes > 1
 
-    def _reach(self, counts: Sequence[int], axes: Sequence[int] | None = None) -> int:
+    def _reach(self, counts: Sequence[int]) -> int:
         """Bytes from the first to the last element."""
-        used = range(len(counts)) if axes is None else axes
-        return self._dtype.itemsize + sum((counts[axis] - 1) * self._strides[axis] for axis in used)
+        steps = zip(counts, self._strides, strict=True)
+        return self._dtype.itemsize + sum((count - 1) * stride for count, stride in steps)
 
     def _view(self, data: Bytes, offset: int, counts: tuple[int, ...]) -> Array:
         array: Array = np.ndarray(counts, self._dtype, data.data, offset, self._strides)
         return array
-
-    def _rows_of(self, box: Box) -> tuple[int, int]:
-        """Offset and length of the whole rows that a box lies in: every axis inside its outermost long one in full."""
-        place = next(k for k, axis in enumerate(self._order) if box[axis][1] > 1)
-        outer, inner = self._order[: place + 1], self._order[place + 1 :]
-        first = sum(box[axis][0] * self._strides[axis] for axis in outer)
-        counts = [self.shape[axis] if axis in inner else box[axis][1] for axis in range(len(box))]
-        return first, self._reach(counts)
 
     def _gathered(self, offset: int, counts: tuple[int, ...]) -> Array:
         """Run by run: what lies between the runs is not read."""

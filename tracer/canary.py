@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from drafttrace.tracer.client import Sampling
 from drafttrace.tracer.errors import DrafttraceError
 
 if TYPE_CHECKING:
@@ -117,8 +118,8 @@ def seconds_of(text: str) -> float:
     return float(match.group(1)) * unit
 
 
-def prompt_of(first: Capture) -> tuple[tuple[int, ...], int]:
-    """The token ids to send again, and how many new ones to ask for.
+def repeated(first: Capture) -> tuple[tuple[int, ...], Sampling]:
+    """The token ids to send again, and how: greedy, as many new ones as there were, past the end where they went past it.
 
     Raises DrafttraceError for a trace without its prompt: a redacted one, or one that is not complete.
     """
@@ -132,7 +133,8 @@ def prompt_of(first: Capture) -> tuple[tuple[int, ...], int]:
         raise DrafttraceError(
             f"'{first.path}' does not hold its prompt (it was redacted); record a new first trace."
         )
-    return ids, max(1, len(first.tokens) - length)
+    asked = first.about.get("request", {}).get("sampling", {})
+    return ids, Sampling(max(1, len(first.tokens) - length), ignore_eos=bool(asked.get("ignore_eos", False)))
 
 
 def about_first(first: Capture, accept: float | None, asked: int | None) -> list[str]:

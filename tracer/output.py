@@ -73,6 +73,24 @@ def check_writable(path: Path, *, force: bool, what: str = "output") -> None:
     os.unlink(probe)
 
 
+def check_appendable(path: Path, what: str = "output") -> None:
+    """Raise OutputExists unless lines can be appended at ``path``, a pipe and /dev/stderr among them; makes nothing."""
+    if path.is_dir():
+        raise OutputExists(f"The {what} '{path}' is a folder; give a file name.")
+    if not path.parent.is_dir():
+        raise OutputExists(f"The folder '{path.parent}' of the {what} does not exist; make it first.")
+    if path.exists() and not path.is_file():
+        return
+    there = path.exists()
+    try:
+        with path.open("ab"):
+            pass
+    except OSError as error:
+        raise OutputExists(f"The {what} '{path}' cannot be written ({error.strerror}); give another name.") from None
+    if not there:
+        path.unlink()
+
+
 _STDOUT = "-"
 _FILLING = re.compile(r" +(?=\n)")
 

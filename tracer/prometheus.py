@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
 
@@ -31,11 +31,12 @@ _HELP = {
 class Metrics:
     """The last run of each kind, and how many there were."""
 
-    def __init__(self) -> None:
+    def __init__(self, kinds: Iterable[str] = ()) -> None:
+        """kinds: those of the runs to come, so that their counters stand at 0 before the first one ends."""
         self._lock = threading.Lock()
         self._last: dict[str, Run] = {}
-        self._runs: dict[str, int] = {}
-        self._drifts: dict[str, int] = {}
+        self._runs = dict.fromkeys(kinds, 0)
+        self._drifts = dict.fromkeys(kinds, 0)
 
     def add(self, run: Run) -> None:
         """Take a run into account."""
@@ -70,8 +71,9 @@ class Metrics:
                 yield _sample("drafttrace_canary_accept_length", of, run.accept_length)
             if run.first_accept_length is not None:
                 yield _sample("drafttrace_canary_first_accept_length", of, run.first_accept_length)
-            yield _sample("drafttrace_canary_runs_total", of, float(self._runs[kind]))
-            yield _sample("drafttrace_canary_drifts_total", of, float(self._drifts[kind]))
+        for name, counts in (("runs", self._runs), ("drifts", self._drifts)):
+            for kind, number in counts.items():
+                yield _sample(f"drafttrace_canary_{name}_total", {"kind": kind}, float(number))
 
 
 def _sample(name: str, labels: Mapping[str, str], value: float) -> tuple[str, str]:

@@ -17,6 +17,7 @@ Option = Any
 Context = Any
 
 PROGRAM = "drafttrace"
+_INPUTS = ("--from", "--from-dump", "--trace", "--dump", "--target", "--draft")  # options that name what is read
 
 
 def keep_values(command: Command) -> Command:
@@ -150,6 +151,10 @@ def _left_over(words: str, context: Context) -> str:
     taken = [_called(one) for one in context.command.params if one.param_type_name == "argument"]
     most = f"nothing after {' '.join(taken)}" if taken else "no argument"
     said = f"'{_name(context)}' takes {most}, and '{words}' is left over"
+    names = [name for name in _INPUTS if not taken and any(name in one.opts for one in context.command.params)]
+    if names:
+        which = f"with one of {', '.join(names)}" if len(names) > 1 else f"with {names[0]}"
+        return f"{said}; say what it is {which}, leave it out, or put a name with spaces into quotes."
     return f"{said}; leave it out, or put a name with spaces into quotes."
 
 

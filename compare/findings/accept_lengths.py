@@ -17,6 +17,10 @@ ONLY_A_DUMP = (
     "Only what training stored can tell whether the wiring is right: drafttrace diff TRACE DUMP, with the dump that the "
     "draft was trained on; without one, drafttrace check --target DIR --draft DIR reads what the configs say."
 )
+OFTEN_WIRING = (
+    "The usual cause of a low accept length is a server that hands the draft other hidden states than training did, and "
+    "one trace looks the same either way."
+)
 DRAFTS_APART = "what the two drafts made of that was not compared"
 _FEW = 2.0  # tokens per round: with three steps or more, a draft that reaches less is hardly worth its time
 _STEPS = 3

@@ -14,6 +14,7 @@ from drafttrace.compare.acceptance import judged_low, low_limit
 from drafttrace.compare.findings.accept_lengths import (
     DRAFTS_APART,
     LOOK_NEXT,
+    OFTEN_WIRING,
     ONLY_A_DUMP,
     accept_notes,
     acceptance_hint,
@@ -381,8 +382,9 @@ def _alone(acceptance: Acceptance, consumed: str, low: bool) -> Finding:
         f"{head}: {consumed}{_observed(acceptance)}{doubt if low else ''}.",
         confidence=sure,
         evidence=_evidence(acceptance),
-        remedy="Compare with the training dump: drafttrace diff TRACE DUMP."
-        + (f" {acceptance_hint(acceptance)}" if low else ""),
+        remedy=f"{OFTEN_WIRING} {ONLY_A_DUMP} If that matches: {acceptance_hint(acceptance)}"
+        if low
+        else "Compare with the training dump: drafttrace diff TRACE DUMP.",
         severity=NOTE,
     )
 

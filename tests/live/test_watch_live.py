@@ -19,6 +19,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 from sglang_cpu import cpu_args
 
+import drafttrace
+
 pytestmark = pytest.mark.live
 
 COMMAND = [sys.executable, "-m", "drafttrace.tracer.cli", "watch"]
@@ -62,6 +64,17 @@ def test_a_server_that_stays_itself_is_quiet(url: str, pairs: Mapping[str, Any],
     assert [path.name for path in folder.iterdir()] == ["first.h5"]  # what did not drift is not kept
     again = watch(folder / "first.h5", "--url", url, "--count", "1", "--dir", folder, "--no-warm")
     assert again.returncode == 0 and len(again.stdout.splitlines()) == 2
+
+
+def test_the_own_prompt_is_answered_past_the_end_of_the_text(url: str, tmp_path: Path) -> None:
+    """A model with little to say ended at once: no round of its draft, and a canary that watched no accept length."""
+    log = tmp_path / "canary.jsonl"
+    done = watch("--url", url, "--count", "1", "--no-warm", *SHORT, "--dir", tmp_path / "c", "--json", log)
+    assert done.returncode == 0 and "has no accept length" not in done.stderr, (done.stdout, done.stderr)
+    first = drafttrace.open(tmp_path / "c/first.h5")
+    assert first.about["request"]["sampling"]["ignore_eos"] and len(first.tokens) - (first.prompt_length or 0) == 12
+    (run,) = runs_of(log)
+    assert run["accept_length"] == run["first_accept_length"] and run["accept_length"] >= 1
 
 
 def test_a_server_that_changed_is_told(

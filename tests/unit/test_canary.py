@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import drafttrace
-from drafttrace.tracer import canary, prometheus
+from drafttrace.tracer import canary, output, prometheus
 from drafttrace.tracer.capture import Slot
 from drafttrace.tracer.errors import DrafttraceError
 
@@ -46,20 +46,28 @@ def test_an_interval_of_nothing_is_not_unreadable() -> None:
 
 def test_the_prompt_is_the_first_traces() -> None:
     first = drafttrace.open(KIMI / "fixed.h5")
-    ids, new = canary.prompt_of(first)
+    ids, sampling = canary.repeated(first)
     assert len(ids) == first.prompt_length and list(ids) == first.tokens[: len(ids)].tolist()
-    assert len(ids) + new == len(first.tokens)
+    assert len(ids) + sampling.max_new_tokens == len(first.tokens) and not sampling.ignore_eos
+
+
+def test_a_first_trace_past_the_end_of_its_text_is_repeated_past_it() -> None:
+    """tiny-kimi has nothing to say to the canary's own prompt: no round of its draft, so no accept length was watched."""
+    first = drafttrace.open(KIMI / "fixed.h5")
+    request = first.about["request"]
+    past = replace(first, about={**first.about, "request": {**request, "sampling": {"ignore_eos": True}}})
+    assert canary.repeated(past)[1].ignore_eos
 
 
 def test_a_dump_or_a_redacted_trace_cannot_be_repeated(tmp_path: Path) -> None:
     from drafttrace.tracer.trace.redact import redact
 
     with pytest.raises(DrafttraceError, match="no complete trace"):
-        canary.prompt_of(drafttrace.open(KIMI / "dump/data_0.pt"))
+        canary.repeated(drafttrace.open(KIMI / "dump/data_0.pt"))
     redact(KIMI / "fixed.h5", tmp_path / "r.h5")
     first = drafttrace.open(tmp_path / "r.h5")
     with pytest.raises(DrafttraceError, match="redacted"):
-        canary.prompt_of(first)
+        canary.repeated(first)
 
 
 def against_itself(path: Path) -> drafttrace.Result:
@@ -172,6 +180,15 @@ def test_prometheus_text(same: drafttrace.Result) -> None:
         assert SAMPLE.fullmatch(line) or COMMENT.fullmatch(line), line
     names = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
     assert len(names) == len(set(names))
+
+
+def test_counters_stand_at_zero_before_the_first_run(same: drafttrace.Result) -> None:
+    """/metrics was empty for the first --every, so that no rate() saw the first run."""
+    metrics = prometheus.Metrics((canary.COLD, canary.WARM))
+    for name, kind in (("runs", "cold"), ("runs", "warm"), ("drifts", "cold"), ("drifts", "warm")):
+        assert f'drafttrace_canary_{name}_total{{kind="{kind}"}} 0\n' in metrics.text()
+    metrics.add(judged(same))
+    assert 'runs_total{kind="cold"} 1\n' in metrics.text() and 'runs_total{kind="warm"} 0\n' in metrics.text()
 
 
 @pytest.mark.parametrize("address", ["nonsense", "127.0.0.1:notaport", "99999999", "256.1.1.1:0"])
@@ -343,7 +360,7 @@ def test_watch_can_be_repeated_as_typed() -> None:
     from drafttrace.tracer.client import Prompt
     from drafttrace.tracer.commands.prompts import refuse_another
 
-    ids, _ = canary.prompt_of(drafttrace.open(KIMI / "fixed.h5"))
+    ids, _ = canary.repeated(drafttrace.open(KIMI / "fixed.h5"))
     refuse_another(KIMI / "fixed.h5", None)
     refuse_another(KIMI / "fixed.h5", Prompt(input_ids=ids))
     with pytest.raises(DrafttraceError, match="holds another prompt"):
@@ -362,3 +379,21 @@ def test_the_address_of_the_metrics_is_checked_before_anything_is_asked(tmp_path
     assert done.exit_code and "nonsense" in f"{done.output}{done.exception}" and not folder.exists()
     done = CliRunner().invoke(app, asked)
     assert done.exit_code and not folder.exists()  # a watch that failed leaves no empty folder
+
+
+def test_an_output_that_no_line_can_be_appended_to_is_refused_before_anything_is_asked(tmp_path: Path) -> None:
+    """`watch --json` into no folder recorded the first trace, ran once and lost what the run said."""
+    from typer.testing import CliRunner
+
+    from drafttrace.tracer.cli import app
+
+    folder = tmp_path / "canary"
+    for place, told in ((tmp_path / "none/x.jsonl", "does not exist"), (tmp_path, "is a folder")):
+        asked = ["watch", "--url", "http://127.0.0.1:9", "--dir", str(folder), "--count", "1", "--json", str(place)]
+        done = CliRunner().invoke(app, asked)
+        assert done.exit_code and told in f"{done.output}{done.exception}" and not folder.exists(), done
+    lines = tmp_path / "x.jsonl"
+    lines.write_text("{}\n")
+    output.check_appendable(lines)
+    output.check_appendable(tmp_path / "new.jsonl")
+    assert lines.read_text() == "{}\n" and not (tmp_path / "new.jsonl").exists()

@@ -43,7 +43,12 @@ def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *a
         ),
         (
             ("check", "a"),
-            "'drafttrace check' takes no argument, and 'a' is left over; leave it out, or put a name with spaces into "
+            "'drafttrace check' takes no argument, and 'a' is left over; say what it is with one of --trace, --dump, "
+            "--target, --draft, leave it out, or put a name with spaces into quotes.",
+        ),
+        (
+            ("doctor", "a"),
+            "'drafttrace doctor' takes no argument, and 'a' is left over; leave it out, or put a name with spaces into "
             "quotes.",
         ),
         (("diff", "a", "--json"), "--json needs a value, and none follows it; give it as '--json FILE|-'."),

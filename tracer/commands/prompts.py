@@ -108,7 +108,7 @@ def prompt_of_capture(capture: Capture, spec: str, *, whole: bool = False) -> Pr
 
 def refuse_another(place: Path, source: Prompt | None) -> None:
     """The same command typed again is fine: its prompt is that of the first trace. Raises DrafttraceError for another."""
-    from drafttrace.tracer.canary import prompt_of
+    from drafttrace.tracer.canary import repeated
     from drafttrace.tracer.decoding import tokenizer_folder
     from drafttrace.tracer.open import open_capture
     from drafttrace.tracer.tokenizer import load_encoder
@@ -125,7 +125,7 @@ def refuse_another(place: Path, source: Prompt | None) -> None:
             f"'{place}' holds a prompt, and without the target's tokenizer it cannot be told whether yours is the same; "
             "leave the prompt out, or give another FIRST or --dir."
         )
-    held, _ = prompt_of(first)
+    held, _ = repeated(first)
     # A server puts the token of the beginning before a text, which not every tokenizer.json says.
     if ids != held and (text is None or ids != held[1:]):
         raise DrafttraceError(

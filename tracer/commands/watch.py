@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from drafttrace.tracer import canary, output, prometheus
-from drafttrace.tracer.canary import Run
+from drafttrace.tracer.canary import COLD, WARM, Run
 from drafttrace.tracer.client import Client, Prompt, Sampling
 from drafttrace.tracer.commands import asking
 from drafttrace.tracer.commands.common import LIVE, Quiet, Verbose, examples
@@ -143,7 +143,9 @@ def watch(
         refuse_another(place, source)
     elif first is not None and source is None:
         raise DrafttraceError(f"The first trace '{first}' is not there; give a prompt to record it with.")
-    values = prometheus.Metrics()
+    if json_out not in (None, "-"):
+        output.check_appendable(Path(str(json_out)))
+    values = prometheus.Metrics((COLD, WARM) if warm else (COLD,))
     server = prometheus.serve(values, metrics) if metrics is not None else None
     _make(folder)
     if not known:
@@ -182,7 +184,8 @@ def _record_first(
     """Record the first trace; an empty folder goes away again where nothing came of it."""
     chosen = source or Prompt(text=canary.PROMPT)
     taps = parse_taps("auto", None)
-    new = Sampling(max_new_tokens=max_new_tokens or 64)
+    # The canary's own prompt is answered past the end of the text: a model that has little to say draws no draft.
+    new = Sampling(max_new_tokens=max_new_tokens or 64, ignore_eos=source is None)
     try:
         record_one(client, chosen, new, place, taps=taps, token=token, timeout=timeout, quiet=True)
     except DrafttraceError:

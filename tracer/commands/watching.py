@@ -150,7 +150,7 @@ def canary_of(
     from drafttrace.tracer.open import open_capture
 
     first = open_capture(str(place))
-    ids, new = canary.prompt_of(first)
+    ids, sampling = canary.repeated(first)
     already = diff(first, first, thresholds=judged_by)
     return Canary(
         client=client,
@@ -158,7 +158,7 @@ def canary_of(
         first=first,
         first_accept=acceptance_of(first, None).observed,
         prompt=Prompt(input_ids=ids),
-        sampling=Sampling(max_new_tokens=new),
+        sampling=sampling,
         warm=warm,
         most_drop=accept_drop,
         thresholds=judged_by,

@@ -48,6 +48,7 @@ bench: .venv/.ready
 
 bench-recorder: .venv/.ready
 	$(PY) bench/recorder.py
+	$(PY) -m bench.recorder_idle
 
 # A folder with the files that the pages' commands name, so that they work as typed: `make desk && cd desk`.
 desk: .venv/.ready

@@ -39,7 +39,9 @@ def fixed_addresses() -> None:
         ctypes.CDLL(None).personality(0x0040000)  # ADDR_NO_RANDOMIZE of linux/personality.h
 
 
-def one_start(folder: Path, models: tuple[Path, Path], tokens: int, blocks: int, start: int) -> list[dict[str, Run]]:
+def one_start(
+    folder: Path, models: tuple[Path, Path], tokens: int, blocks: int, start: int
+) -> list[dict[str, Run]]:
     """The crowds of one start of both servers, by kind."""
     args = cpu_args(*models, max_running_requests=CLIENTS)
     (folder / "traces").mkdir()

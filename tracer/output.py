@@ -86,7 +86,9 @@ def check_appendable(path: Path, what: str = "output") -> None:
         with path.open("ab"):
             pass
     except OSError as error:
-        raise OutputExists(f"The {what} '{path}' cannot be written ({error.strerror}); give another name.") from None
+        raise OutputExists(
+            f"The {what} '{path}' cannot be written ({error.strerror}); give another name."
+        ) from None
     if not there:
         path.unlink()
 

@@ -11,6 +11,9 @@ from collections.abc import Sequence
 
 from drafttrace.tracer.errors import DrafttraceError
 
+# How the source of a slot calls it that is no boundary, for it stands after the final norm.
+LAST_STATE = "the last state after the final norm, no boundary"
+
 
 class WrongWiring(DrafttraceError):
     """The wiring that was asked for cannot work with this target and draft."""

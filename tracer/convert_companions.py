@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from drafttrace.tracer.boundary import boundary_name, wiring_name
 from drafttrace.tracer.capture import Ints
 from drafttrace.tracer.convert_place import refuse_config_above
 from drafttrace.tracer.convert_sample import Sample, give_up, kept_mask, layer_ids_of, refuse
@@ -99,7 +100,17 @@ def layer_ids(source: Sample) -> list[int] | None:
         return None
     last = capture.last.boundary if capture.last is not None else None
     n = last if last is not None else source.layers
-    return [k - 1 for k in (*known, *((n,) if n is not None else ()))]
+    stored = [*known, *((n,) if n is not None else ())]
+    if stored != sorted(
+        stored
+    ):  # whoever reads such a list takes it for that of ascending layers, as its writer stores them
+        raise DrafttraceError(
+            f"The speculators v1 layout stores layers in ascending order, whatever the order of their ids, and "
+            f"'{capture.path}' has {wiring_name(known)}"
+            f"{f', then {boundary_name(n)} as its last state' if n is not None else ''}; choose --to safetensors, or give "
+            "the declarations up with --lose layer-ids."
+        )
+    return [k - 1 for k in stored]
 
 
 def _declared(ids: list[int] | None) -> str:

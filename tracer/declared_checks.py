@@ -15,7 +15,7 @@ from drafttrace.tracer.convert_recording import is_trace
 from drafttrace.tracer.errors import DrafttraceError
 from drafttrace.tracer.rows import Rows
 
-BEYOND, TWICE = "declared-boundary", "declared-twice"
+BEYOND, TWICE, FIELD = "declared-boundary", "declared-twice", "declared-field"
 _ROWS = 64  # of a state that are held against those of another
 
 
@@ -27,8 +27,9 @@ def layers_of(capture: Capture) -> int | None:
 
 
 def declared_checks(capture: Capture, layers: int | None) -> list[Check]:
-    """Refuted: boundaries that a target of n layers does not have, and one boundary that two states of other values are
-    declared to be. layers: n of the target; None for the file's own word."""
+    """Refuted: boundaries that a target of n layers does not have, one boundary that two states of other values are
+    declared to be, and what a dump says of its tensors and they refute. layers: n of the target; None for the file's own
+    word."""
     own = layers_of(capture)
     found = []
     if layers is not None and own is not None and own != layers:
@@ -39,7 +40,9 @@ def declared_checks(capture: Capture, layers: int | None) -> list[Check]:
         found += _beyond(capture, n)
     if not is_trace(capture):
         found += _twice(capture)
-    return found
+    return found + [
+        Check(FIELD, "manifest.json", "refuted", f"{wrong}.", {}) for wrong in capture.about.get("contradicted", ())
+    ]
 
 
 def _states(capture: Capture) -> Iterator[tuple[str, int, Rows]]:
@@ -115,7 +118,7 @@ def refuse_beyond(capture: Capture, layers: int | None) -> None:
     """Raise DrafttraceError for a boundary that the target does not have."""
     option = "--boundaries" if capture.format == "MAPPED" else "--layer-ids"
     for check in declared_checks(capture, layers):
-        if check.is_problem and check.id != TWICE:
+        if check.is_problem and check.id not in {TWICE, FIELD}:
             raise DrafttraceError(
                 f"'{capture.path}' does not fit the target: {check.summary.rstrip('.')}; say others with {option}, or "
                 "give the target of the dump."

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 
 from drafttrace.tracer.boundary import boundary_name
-from drafttrace.tracer.capture import Ints
+from drafttrace.tracer.capture import Capture, Ints
 from drafttrace.tracer.checked_states import Check, CheckedState, number, spread
+from drafttrace.tracer.dumps.automodel_manifest import EMBEDDINGS, embedding_of
+from drafttrace.tracer.dumps.tensor import StoredRows
 from drafttrace.tracer.rows import Floats
 from drafttrace.tracer.target_weights import TargetWeights
 
@@ -70,3 +73,43 @@ def _relative(values: Floats, expected: Floats) -> float:
         distance = np.linalg.norm(values - expected, axis=-1)[size > 0] / size[size > 0]
     distance = distance[np.isfinite(distance)]
     return float(np.median(distance)) if len(distance) else math.inf
+
+
+def stored_embedding_checks(capture: Capture, tokens: Ints, target: TargetWeights) -> list[Check]:
+    """The embedding that a cache keeps beside its shards for the draft (NeMo Automodel), and the vocabulary that its
+    manifest declares, against the target's."""
+    folder, layout = capture.about.get("folder"), capture.format
+    if layout not in EMBEDDINGS or not isinstance(folder, str):
+        return []
+    found, name = [], EMBEDDINGS[layout][0]
+    said, vocabulary = capture.about.get("manifest", {}).get("target_vocab_size"), target.shape.vocab_size
+    if type(said) is int and said != vocabulary:
+        summary = (
+            f"manifest.json says target_vocab_size {said}, and this target has {vocabulary} tokens: another target."
+        )
+        found.append(
+            Check("vocabulary", "manifest.json", "refuted", summary, {"declared": said, "vocab_size": vocabulary})
+        )
+    weight = embedding_of(layout, Path(folder))
+    if (
+        weight is None
+        or weight.ndim != 2
+        or weight.float_kind is None
+        or weight.shape[1] != target.shape.hidden_size
+    ):
+        return found
+    there = np.unique(tokens[(tokens >= 0) & (tokens < weight.shape[0]) & target.inside(tokens)])
+    if not len(there):
+        return found
+    ids = spread(there, 64)
+    distance = _relative(StoredRows(weight, weight.float_kind).take(ids), target.embedding(ids))
+    same = distance <= _EXACT
+    summary = (
+        f"{name} holds the target's embedding."
+        if same
+        else (
+            f"{name} holds another embedding than the target's, from which the draft's was to be made: another target."
+        )
+    )
+    evidence = {"rel_l2": number(distance), "rows": len(ids)}
+    return [*found, Check("stored-embedding", name, "confirmed" if same else "refuted", summary, evidence)]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from drafttrace.tracer.assumed_checks import default_refuted, judged
-from drafttrace.tracer.boundary import boundary_name, wiring_name
+from drafttrace.tracer.boundary import LAST_STATE, boundary_name, wiring_name
 from drafttrace.tracer.capture import Accepted, Capture, Norm, Phase, Slot
 from drafttrace.tracer.declared_checks import contradictions, declared_checks
 from drafttrace.tracer.dumps.build import UncutRows, assumed_wiring
@@ -307,6 +307,8 @@ def _probably(slot: Slot, k: int, capture: Capture, checks: list[Check]) -> str:
     if slot.boundary is not None:
         wrong = contradictions(checks, slot.name)
         return f"{boundary_name(slot.boundary)} (declared{', but ' if wrong else ''}{'; '.join(wrong)})"
+    if LAST_STATE in slot.source:
+        return LAST_STATE
     if default_refuted(slot.source, checks):
         return "unknown: the assumed default is refuted; compare with a reference to find out"
     default = assumed_wiring(slot.source)

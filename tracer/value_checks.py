@@ -12,7 +12,7 @@ from drafttrace.tracer.assumed_checks import assumed_checks
 from drafttrace.tracer.boundary import boundary_name
 from drafttrace.tracer.capture import Capture, Ints
 from drafttrace.tracer.checked_states import Check, CheckedState, number
-from drafttrace.tracer.embedding_checks import embedding_checks
+from drafttrace.tracer.embedding_checks import embedding_checks, stored_embedding_checks
 from drafttrace.tracer.last_state_checks import last_state_checks
 from drafttrace.tracer.position_rows import position_rows
 from drafttrace.tracer.target_weights import TargetWeights
@@ -47,6 +47,7 @@ def check_values(capture: Capture, target: TargetWeights) -> list[Check]:
     checks.extend(_declared_last(capture, target.shape.layers))
     ids = _row_tokens(capture)
     checks.extend(_vocabulary(capture, ids, target))
+    checks.extend(stored_embedding_checks(capture, ids, target))
     for state in fitting:
         checks.extend(embedding_checks(state, ids, target))
     checks.extend(_no_embedding(fitting, checks, ids, target))

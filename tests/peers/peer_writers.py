@@ -7,6 +7,7 @@ residual stream: every writer stores that beside its file with :func:`store_trut
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -222,6 +223,35 @@ def vllm_read(module: Path, path: Path, out: Path) -> None:
     made = vllm_module().load_hidden_states(str(path))
     states = made["hidden_states"]
     save(out, states[:, :-1].flatten(1), states[:, -1], made["token_ids"], None)
+
+
+@torch.no_grad()
+def speculators_v1(root: Path, out: Path, truth: Path) -> None:
+    """speculators 0.3 and 0.4: the worker extension takes the layers 4, 1, 7, 3 out of a pass. What it imports of vLLM is
+    stood in for, and the layers hand out the target's own streams."""
+    bare(root, "speculators", "speculators.data_generation")
+    absent("vllm", "vllm.distributed", "vllm.sequence", "vllm.model_executor", "vllm.model_executor.models",
+           "vllm.model_executor.models.interfaces")  # fmt: skip
+    code = importlib.import_module("speculators.data_generation.custom_worker")
+    sys.modules["vllm.distributed"].get_tp_group.return_value.rank_in_group = 0  # type: ignore[attr-defined]
+    streams, (ids, mask) = store_truth(target(), truth), sample()
+    still = torch.zeros_like(streams[0])
+    layers = [lambda k=k, **_given: (streams[k + 1], still) for k in range(LAYERS)]  # type: ignore[misc]
+    model = SimpleNamespace(layers=layers, start_layer=0, end_layer=LAYERS, norm=lambda *given: given)
+    worker, listed = code.HiddenStatesWorkerExtension(), [4, 1, 7, 3]
+    worker.model_runner = SimpleNamespace(model=SimpleNamespace(model=model),
+                                          input_batch=SimpleNamespace(req_id_to_index={"a": 0}))  # fmt: skip
+    worker._setup_hidden_states_capture(listed)
+    worker._reset_capture()
+    if hasattr(worker, "_set_request_metadata"):  # 0.4
+        worker._set_request_metadata({"a": LENGTH})
+    model.forward(ids[0], torch.arange(LENGTH), inputs_embeds=streams[0])
+    found = worker._get_captured_states()
+    found = found["a"] if isinstance(found, dict) else found
+    out.mkdir()
+    torch.save({"input_ids": ids[0], "hidden_states": found, "loss_mask": mask[0]}, out / "data_0.pt")
+    config = {"version": "2.0", "hidden_states": {"layer_ids": listed}, "format": {"data_format_version": 1}}
+    (out / "data_config.json").write_text(json.dumps(config))
 
 
 def main(arguments: list[str]) -> None:

@@ -13,7 +13,8 @@ import dump_layouts as made
 import numpy as np
 import pytest
 import torch
-from peer_checks import Peer, run, same
+from peer_checks import WRITERS, Peer, run, same
+from peer_truth import holds
 from safetensors.torch import save_file
 
 from drafttrace.tracer.capture import Norm
@@ -29,6 +30,19 @@ def test_speculators_v1(version: str, peer: Peer, tmp_path: Path) -> None:
     path = made.write_spec_v1(tmp_path)
     run("speculators_sample", peer("speculators", version), path, tmp_path / "out.npz", "v1")
     same(open_capture(str(path)), tmp_path / "out.npz")
+
+
+@pytest.mark.parametrize("version", ["0.3.0", "0.4.0"])
+def test_order_in_which_speculators_v1_stores_the_layers_of_an_unsorted_list(
+    version: str, peer: Peer, tmp_path: Path
+) -> None:
+    """Layers 4, 1, 7, 3 are stored as B2, B4, B5, B8; they were believed to be B5, B2, B8, B4."""
+    out = tmp_path / "out"
+    run("speculators_v1", peer("speculators", version), out, tmp_path / "truth.npz", program=WRITERS)
+    capture = open_capture(str(out))
+    assert capture.wiring == (2, 4, 5)
+    assert capture.last is not None and capture.last.boundary == 8
+    holds(capture, tmp_path / "truth.npz", (2, 4, 5), "b8")
 
 
 def test_speculators_v0(peer: Peer, tmp_path: Path) -> None:

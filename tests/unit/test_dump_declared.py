@@ -49,7 +49,7 @@ def test_a_boundary_beyond_the_target_that_the_user_names_is_a_problem(tmp_path:
 def test_a_boundary_beyond_the_target_that_a_config_declares_is_a_problem(tmp_path: Path) -> None:
     path = made.write_spec_v1(tmp_path)
     config = json.loads((tmp_path / "data_config.json").read_text())
-    config["hidden_states"]["layer_ids"][2] = 99
+    config["hidden_states"]["layer_ids"][2:] = [98, 99]
     (tmp_path / "data_config.json").write_text(json.dumps(config))
     capture = open_capture(str(path))
     checks = declared_checks(capture, 8)

@@ -16,14 +16,17 @@ from typing import Any
 
 import numpy as np
 
-from drafttrace.tracer.capture import Capture, Ints, Norm
+from drafttrace.tracer.boundary import LAST_STATE
+from drafttrace.tracer.capture import Capture, Ints, Norm, Slot
 from drafttrace.tracer.dumps import build
+from drafttrace.tracer.dumps.automodel_manifest import believed, contradictions
 from drafttrace.tracer.dumps.mask_notes import mask_notes
 from drafttrace.tracer.dumps.registry import MOST_SAMPLES, FolderLayout, Request, SampleRef, register
 from drafttrace.tracer.dumps.safetensors_file import SafetensorsFile, read_safetensors
 from drafttrace.tracer.dumps.tensor import Tensor
 from drafttrace.tracer.dumps.unread_fields import unread
 from drafttrace.tracer.errors import UnreadableFile
+from drafttrace.tracer.rows import Rows
 
 
 def _manifest(folder: Path) -> dict[str, Any] | None:
@@ -144,6 +147,7 @@ def _read_eagle3(folder: Path, ref: SampleRef, request: Request) -> Capture:
     mask = _optional(shard, "loss_mask", ref.inner)
     attention = _optional(shard, "attention_mask", ref.inner)
     valid = build.valid_length(shifted, mask, attention)
+    own = _own(shard, ref.inner)
     agreement = {} if request.tokens_only else _next_token_agreement(shard, ref.inner, manifest, valid)
     made = build.capture(
         path,
@@ -154,16 +158,34 @@ def _read_eagle3(folder: Path, ref: SampleRef, request: Request) -> Capture:
         mask=None if mask is None else np.concatenate([np.zeros(1, np.int64), mask[:-1]]),
         mask_offset=1,
         valid_length=valid,
-        about={"manifest": manifest, "folder": str(folder), "next_token_agreement": agreement},
+        about=_about("AM-EAGLE3", folder, manifest, own, shifted) | {"next_token_agreement": agreement},
         notes=("ids, mask and target_probs are stored shifted left by one: the first token is lost, and no last "
-               "state is stored", *_count_notes(manifest, ref)),
+               f"state is stored ({_shift_source(agreement)})", believed("AM-EAGLE3", manifest),
+               *_count_notes(manifest, ref)),
     )  # fmt: skip
-    return _with_unread(made, shard, ref.inner)
+    return _with_unread(made, own)
 
 
-def _with_unread(made: Capture, shard: SafetensorsFile, inner: int) -> Capture:
+def _shift_source(agreement: dict[str, float]) -> str:
+    """Where it stands that ids are shifted, for no field of the manifest says so."""
+    said = "so does Automodel's writer, and the manifest has no word of it"
+    return said if agreement else f"{said}; no distributions over known tokens are stored that could confirm it"
+
+
+def _own(shard: SafetensorsFile, inner: int) -> dict[str, Tensor]:
+    """The fields of one sample, without their first axis."""
+    return {name: t.pick(0, inner) if t.ndim > 1 and inner < t.shape[0] else t for name, t in shard.tensors.items()}
+
+
+def _about(
+    layout: str, folder: Path, manifest: dict[str, Any], own: dict[str, Tensor], tokens: Ints
+) -> dict[str, Any]:
+    wrong = contradictions(layout, folder, manifest, own, tokens)
+    return {"manifest": manifest, "folder": str(folder), "contradicted": wrong}
+
+
+def _with_unread(made: Capture, own: dict[str, Tensor]) -> Capture:
     """With the names of what the shard holds of the sample besides, such as target_probs, and what is left out of masks."""
-    own = {name: t.pick(0, inner) if t.ndim > 1 and inner < t.shape[0] else t for name, t in shard.tensors.items()}
     return replace(made, unread=unread(own, made), notes=(*made.notes, *mask_notes(own, made)))
 
 
@@ -214,7 +236,6 @@ def _read_dspark(folder: Path, ref: SampleRef, request: Request) -> Capture:
     said = manifest.get("num_hidden_layers")
     layers = said if type(said) is int and said > 0 else None
     mask = _optional(shard, "loss_mask", ref.inner)
-    source = "manifest.json target_layer_ids, O(id) = B(id + 1), -1 = embedding"
     last = build.last_state(
         "target_last_hidden_states",
         state,
@@ -222,18 +243,43 @@ def _read_dspark(folder: Path, ref: SampleRef, request: Request) -> Capture:
         "the manifest does not say whether the state stands before or after the final norm",
         layers,
     )
+    own = _own(shard, ref.inner)
+    slots = build.slots_of(parts, "target_hidden_states", boundaries, _DSPARK_IDS)
+    if not request.tokens_only:
+        slots = tuple([_normed_slot(slot, layers or request.layers, state) for slot in slots])
     made = build.capture(
         path,
         "AM-DSPARK",
         _detect_dspark(folder) or build.FORCED,
         tokens,
-        build.slots_of(parts, "target_hidden_states", boundaries, source),
+        slots,
         last=last,
         mask=mask,
-        about={"manifest": manifest, "folder": str(folder), "target_layers": layers},
-        notes=_count_notes(manifest, ref),
+        about=_about("AM-DSPARK", folder, manifest, own, tokens) | {"target_layers": layers},
+        notes=(believed("AM-DSPARK", manifest), *_count_notes(manifest, ref)),
     )
-    return _with_unread(made, shard, ref.inner)
+    return _with_unread(made, own)
+
+
+_DSPARK_IDS = "manifest.json target_layer_ids, O(id) = B(id + 1), -1 = embedding"
+_LOOKED_AT = 64
+
+
+def _normed_slot(slot: Slot, layers: int | None, last: Rows) -> Slot:
+    """Of the last layer Automodel stores what its final norm made, which is no boundary: the last state once more.
+
+    Its default layers end with that one. A model may name modules of its own to take states from, so the values decide.
+    Source: ``nemo_automodel/components/speculative/dspark/target.py``, ``_feature``.
+    """
+    if layers is None or slot.boundary != layers:
+        return slot
+    at = np.unique(np.linspace(0, len(last) - 1, min(len(last), _LOOKED_AT)).astype(np.int64))
+    if len(slot.rows) != len(last) or not np.array_equal(slot.rows.take(at), last.take(at), equal_nan=True):
+        return slot
+    said = f"manifest.json target_layer_ids, O({layers - 1}), which is the last layer"
+    return replace(
+        slot, boundary=None, source=f"{said}: {LAST_STATE}, with the values of target_last_hidden_states"
+    )
 
 
 register(

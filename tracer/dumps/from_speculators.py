@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from drafttrace.tracer.dumps import build, state_fields
 from drafttrace.tracer.dumps.arrow_masks import mask_for, other_columns
 from drafttrace.tracer.dumps.build import ASSUMED, ENTRIES
 from drafttrace.tracer.dumps.document import Document
+from drafttrace.tracer.dumps.listed_ids import data_config, unordered_note, v1_ids
 from drafttrace.tracer.dumps.registry import Layout, Request, register
 from drafttrace.tracer.dumps.tensor import Tensor
 from drafttrace.tracer.errors import UnreadableFile
@@ -72,6 +72,7 @@ def _read_current(document: Document, layout: str, why: str, request: Request) -
     parts = build.axis_slots(states, "hidden_states", path, 1, scales)
     count = len(parts) - 1
     boundaries, source = ENTRIES.resolve(request, count)
+    unordered = unordered_note(request, "vLLM")
     unasked = request.tokens_only and not request.with_mask
     mask, arrow, note = (None, None, "") if unasked else mask_for(path, tokens)
     last = build.last_state(
@@ -91,7 +92,7 @@ def _read_current(document: Document, layout: str, why: str, request: Request) -
         mask=mask,
         mask_offset=1,
         about={"arrow": str(arrow) if arrow is not None else None},
-        notes=(*([note] if note else []), *_one_short(len(parts))),
+        notes=(*([note] if note else []), *_one_short(len(parts)), *unordered),
         unread=other_columns(arrow) if arrow is not None else {},
     )
 
@@ -210,8 +211,8 @@ def _read_v1(document: Document, _inner: int, request: Request) -> Capture:
     parts = [_entry(path, k, value) for k, value in enumerate(stored)]
     if not parts:
         raise UnreadableFile(f"The list 'hidden_states' of '{path}' is empty; dump the sample again.")
-    config_path, config = _data_config(path)
-    ids, source, notes = _v1_ids(config_path, config, len(parts), request)
+    config_path, config = data_config(path)
+    ids, source, notes = v1_ids(config_path, config, len(parts), request)
     boundaries = [None if k is None else k + 1 for k in ids]
     last_boundary = boundaries[-1]
     n = request.layers
@@ -244,70 +245,6 @@ def _entry(path: Path, k: int, value: Any) -> Rows:
             f"Entry {k} of 'hidden_states' in '{path}' is {type(value).__name__}, no tensor; write it again."
         )
     return build.rows(value, f"hidden_states[{k}]", path)
-
-
-def _data_config(path: Path) -> tuple[Path | None, dict[str, Any] | None]:
-    """The ``data_config.json`` beside a sample or one folder above it."""
-    for folder in (path.parent, path.parent.parent):
-        candidate = folder / "data_config.json"
-        if candidate.is_file():
-            try:
-                config = json.loads(candidate.read_text("utf-8"))
-            except (OSError, ValueError, RecursionError):
-                raise UnreadableFile(
-                    f"The file '{candidate}' is not valid JSON; repair it or move it away."
-                ) from None
-            return candidate, config if isinstance(config, dict) else None
-    return None, None
-
-
-def _v1_ids(
-    config_path: Path | None, config: dict[str, Any] | None, count: int, request: Request
-) -> tuple[list[int | None], str, list[str]]:
-    """The O ids of ``count`` entries, None where unknown; where they come from; and what is odd about them."""
-    unknown: list[int | None] = [None] * count
-    build.check_ids(request, {count, count - 1})
-    block = (config or {}).get("hidden_states")
-    ids = block.get("layer_ids") if isinstance(block, dict) else None
-    if request.layer_ids is not None and len(request.layer_ids) in {count, count - 1}:
-        outputs = [k - (request.numbering == "B") for k in request.layer_ids]
-        given: list[int | None] = [*outputs, None]
-        return given[:count], f"{build.USER_SAID}, {request.numbering or 'O'}(id)", _other_ids(outputs, ids)
-    n = request.layers
-    usual = (3, n // 2 + 1, n - 2) if n is not None and count == 4 else None
-    default = f"{build.assumed(usual, n)}: O{{2, n//2, n-3}} = B{{3, n//2+1, n-2}}, then O(n-1) = B(n)"
-    if ids is None:
-        where = "no data_config.json beside it" if config_path is None else f"no layer_ids in {config_path.name}"
-        return unknown, f"{default}; {where}", []
-    if not isinstance(ids, list) or not all(type(k) is int and k >= -1 for k in ids):
-        return (
-            unknown,
-            f"{default}; the layer_ids of data_config.json are no layer numbers",
-            ["data_config.json declares layer_ids that are no layer numbers"],
-        )
-    if len(ids) not in {count, count - 1}:
-        note = f"data_config.json declares {len(ids)} layer ids, the sample holds {count} entries"
-        return unknown, f"{default}; {note}", [note]
-    notes = []
-    if -1 in ids:
-        notes.append(
-            "data_config.json uses layer id -1 for the embedding output B0, an extension of speculators v1"
-        )
-    if len(ids) == count - 1:
-        notes.append("data_config.json declares no layer id for the last entry")
-    full: list[int | None] = [*ids, None]
-    return full[:count], "data_config.json layer_ids, O(id) = B(id + 1)", notes
-
-
-def _other_ids(given: Sequence[int], stored: Any) -> list[str]:
-    """A note where the user's ids, which are believed, are not those that data_config.json records."""
-    both = min(len(given), len(stored)) if isinstance(stored, list) else 0
-    if both == 0 or list(given[:both]) == stored[:both]:
-        return []
-    recorded = ", ".join(str(k)[:12] for k in stored[:16])
-    return [
-        f"--layer-ids says {', '.join(map(str, given))}, and data_config.json records {recorded}: what you say is believed"
-    ]
 
 
 # --- legacy v0 -----------------------------------------------------------------------------------------------

@@ -195,10 +195,11 @@ class Store:
         return total
 
     def delete(self, trace_id: str) -> bool:
-        """Remove all files of a trace, those of its other ranks with it; whether there was one."""
+        """Remove all files of a trace, those of its other ranks and of a batch's parts with it; whether there was one."""
         found = False
         paths: list[Path] = []
-        for name in (_checked(trace_id), *(rank_part(trace_id, rank) for rank in self.ranks(trace_id))):
+        owners = (_checked(trace_id), *self.parts(trace_id))
+        for name in (*owners, *(rank_part(owner, rank) for owner in owners for rank in self.ranks(owner))):
             paths += [self.request_path(name), self.trace_path(name), self.state_path(name)]
             paths += self.directory.glob(f"{name}.rank*.npz")
         for path in paths:

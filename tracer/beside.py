@@ -159,7 +159,20 @@ def _rank_traces(left: Capture, given: Sequence[Path]) -> tuple[Capture, ...]:
                 f"The trace '{one.path}' has {len(one.table)} rows and '{left.path}' has {len(left.table)}: they are no "
                 "two ranks of one request; give traces of the same recording."
             )
+        mine, its = _request(left), _request(one)
+        if mine != its and None not in (mine, its):
+            raise DrafttraceError(
+                f"The trace '{one.path}' is of the request '{its}' and '{left.path}' of '{mine}': they are no two ranks of "
+                "one request; give traces of the same recording, or move the other one away."
+            )
     return found
+
+
+def _request(capture: Capture) -> str | None:
+    """The server's name of the recorded request; None where the trace does not keep it."""
+    request = capture.about.get("request")
+    rid = request.get("rid") if isinstance(request, Mapping) else None
+    return rid if isinstance(rid, str) else None
 
 
 def _escaped(name: str) -> str:

@@ -218,6 +218,18 @@ def test_ranks_are_one_trace(store: Store) -> None:
     assert sorted(store.ids()) == ["b"]
 
 
+def test_a_batch_is_deleted_with_its_parts(store: Store) -> None:
+    """Its parts stayed in the folder, where they counted against the limits, each to be deleted by name."""
+    store.ask("a", {})
+    store.ask("b", {})
+    for name in ("a_0", "a_1", "a_1_rank1", "b"):
+        store.trace_path(name).write_bytes(b"h5")
+        write_json(store.state_path(name), {"state": "complete", **identity()})
+    assert store.parts("a") == ["a_0", "a_1"]
+    assert service(store).delete("a")[0] == 200
+    assert sorted(store.ids()) == ["b"]
+
+
 def test_a_folder_that_went_during_a_recording_is_told(store: Store) -> None:
     """It read "There is no trace ...", as if the client had mistyped the id."""
     store.ask("a", {})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -13,26 +12,15 @@ import torch
 from drafttrace.compare.audit.gathering import gather
 from drafttrace.compare.audit.subject import Subject
 from drafttrace.compare.audit.switch_checks import switch_remarks
-from drafttrace.compare.replay.absent import absent_before, absent_findings
 from drafttrace.compare.replay.audited import audited_findings
+from drafttrace.compare.replay.conclude import LIKELY, SEARCH, Measured
 from drafttrace.compare.replay.findings import (
-    coverage_findings,
-    last_findings,
-    served_switch_findings,
-    served_useless_findings,
-    under_right_map,
-    unproven_findings,
-    useless_findings,
     variant_findings,
-    wiring_findings,
 )
 from drafttrace.compare.replay.live import LiveComparison, compare_live, draft_steps
-from drafttrace.compare.replay.live_findings import agreement_finding, contradiction_finding, live_findings
-from drafttrace.compare.replay.material import broken_findings, token_remarks
-from drafttrace.compare.replay.order_findings import order_findings
+from drafttrace.compare.replay.material import token_remarks
 from drafttrace.compare.replay.prepare import (
     Bench,
-    another_wiring,
     likely_wirings,
     name_slots,
     open_bench,
@@ -42,20 +30,17 @@ from drafttrace.compare.replay.prepare import (
     variants_of,
 )
 from drafttrace.compare.replay.products import threads
-from drafttrace.compare.replay.ranking import Scored, alike, order, works
-from drafttrace.compare.replay.result import ReplayResult, SearchInfo, VariantRow, WiringRow
+from drafttrace.compare.replay.ranking import Scored, order
+from drafttrace.compare.replay.result import ReplayResult, VariantRow
 from drafttrace.compare.replay.score import WiringScore, row_hits, row_losses, run_wirings, score
 from drafttrace.compare.replay.search import Ranked, Wiring, search
 from drafttrace.compare.replay.switches import Switches
-from drafttrace.compare.replay.texts import Text, key_name, keys_name
-from drafttrace.compare.result import FAULT, Finding
+from drafttrace.compare.result import Finding
 from drafttrace.tracer.capture import Capture
 from drafttrace.tracer.errors import DrafttraceError, NothingToCompare
 
 DEFAULT_STEPS, MOST_STEPS = 3, 16
 _RESCORED = 5
-_SHOWN = 0.7
-SEARCH, LIKELY = "search", "a usual mistake"
 
 
 def replay(
@@ -108,11 +93,11 @@ def replay(
         if switches:
             made.try_switches()
         made.compare_live()
-    return made.result(target_dir, draft_dir, notes, time.perf_counter() - began)
+    return made.measured().result(target_dir, draft_dir, notes, time.perf_counter() - began)
 
 
 class _Maker:
-    """Fills a result step by step."""
+    """Runs wirings and switches, one after the other; what that means is said in ``conclude``."""
 
     def __init__(
         self,
@@ -254,178 +239,24 @@ class _Maker:
             return self._bench.texts[0].file_wiring
         return self._subject.served.wiring
 
-    def _changed(self) -> list[str]:
-        one, two = asdict(self._bench.trained), asdict(self._bench.served)
-        return [name for name in one if one[name] != two[name]]
-
-    def findings(self) -> list[Finding]:
-        """All of them, faults first; that the draft is no good at all only where nothing says why, and that live and
-        replay agree only where nothing at all was found and their accept lengths are alike."""
-        found = list({(one.id, one.summary): one for one in self._named()}.values())
-        if not any(finding.severity == FAULT for finding in found):
-            found += self._unexplained()
-        if not found and self.reference() is not None:
-            found += agreement_finding(self._all_replayed(), self._chain())
-        return sorted(found, key=lambda f: (f.severity != FAULT, -f.confidence))
-
-    def _unexplained(self) -> list[Finding]:
-        """What no other finding explains. A draft that the server got along with is not called useless."""
-        wiring, served = self.reference(), self._server_wiring()
-        if wiring is None or self._absent() or (self._as_served is not None and works(self._as_served)):
-            return []
-        found = list(
-            contradiction_finding(self._all_replayed(), self._chain(), self._changed(), bool(self._variants))
-        )
-        if found:
-            return found
-        best, theirs = self._scored[wiring].score, self._scored.get(served) if served is not None else None
-        found += useless_findings(wiring, best, self._search.tried if self._search is not None else 0)
-        if not found and served is not None and theirs is not None:
-            found += served_useless_findings(served, self._answer or theirs.score, wiring, best)
-        asked, sweep = self._subject.served.wiring, self._bench.captures[0].boundaries
-        if not found and served is not None and theirs is not None and asked not in self._scored:
-            score, swept = self._answer or theirs.score, asked is not None and set(asked) <= set(sweep)
-            found += unproven_findings(served, score, asked, swept)
-        return found
-
-    def _absent_before(self, text: Text) -> int:
-        return absent_before(text, self._bench.trained, self._bench.replayer.config.layers)
-
-    def _absent(self) -> int:
-        """Tokens that the counted rows would attend to and the replay has no keys of: lengths are not the draft's own."""
-        return max(self._absent_before(text) for text in (*self._bench.texts, *self._bench.whole))
-
-    def _all_replayed(self) -> LiveComparison | None:
-        """The live comparison where the replayed text is all that was served, so that their accept lengths compare."""
-        return None if self._bench.live_text.left_out else self._live
-
-    def _chain(self) -> float:
-        """Accept length of the replay's own chain with the slots that the server handed over; NaN where not known.
-
-        Over all rows of the text: the rows that a search is about may be those of the prompt alone.
-        """
-        known = self._scored.get(self._bench.texts[0].file_wiring)
-        whole = self._answer if self._bench.cut else known.score if known is not None else None
-        return whole.simulated if whole is not None else float("nan")
-
-    def _named(self) -> Iterator[Finding]:
-        wiring, served = self.reference(), self._server_wiring()
-        yield from broken_findings(self._bench.whole, [key for w in self._scored for key in w])
-        yield from self._audited()
-        if wiring is None:
-            return
-        best = self._scored[wiring].score
-        yield from self._wirings(wiring, served)
-        yield from self._causes
-        yield from served_switch_findings(best, self._as_served, self._changed())
-        yield from last_findings(self._bench.captures, self._subject.target.layers)
-        mapped = self._rightly_mapped()
-        yield from coverage_findings(self._outside(), best if mapped is None else mapped)
-        yield from live_findings(self._live)
-        for text in self._bench.whole:
-            own = self._live if text is self._bench.live_text else None
-            yield from absent_findings(text, own, self._absent_before(text))
-
-    def _wirings(self, wiring: Wiring, served: Wiring | None) -> Iterator[Finding]:
-        """The winner against what is served; where that says nothing, against the order of the file's own slots."""
-        first, undecided, told = self._scored[wiring], self._undecided(), False
-        own = self._bench.texts[0].file_wiring
-        alone = all(text.file_wiring == own for text in self._bench.texts) and len(own) == len(wiring)
-        unmeasured = served is not None and served not in self._scored and set(own) == set(wiring)
-        if served is not None and not (alone and unmeasured and own != wiring):
-            others = [w for w in undecided if w != served]
-            for found in wiring_findings(
-                self._subject, (wiring, first), (served, self._scored.get(served)), others
-            ):
-                told = True
-                yield found
-        if not told and alone:
-            others = [w for w in undecided if w != own]
-            yield from order_findings(
-                self._subject, (wiring, first), (own, self._scored.get(own)), self._declared, others
-            )
-
-    def _outside(self) -> float:
-        """Share of the counted next tokens that the draft can never say, by the map as the findings say it is meant.
-
-        NaN where nothing maps a pruned vocabulary: what it holds is then not known.
-        """
-        mapped, replayer = self._rightly_mapped(), self._bench.replayer
-        unmapped = replayer.d2t is None and replayer.draft_vocabulary < replayer.parts.vocabulary
-        return float("nan") if mapped is None or unmapped else 1.0 - mapped.steps[0].coverage
-
-    def _rightly_mapped(self) -> WiringScore | None:
-        """What the best wiring gives with the vocabulary map read as the findings say that it is meant."""
-        wiring = self.reference()
-        if wiring is None:
-            return None
-        best = self._scored[wiring].score
-        return under_right_map(self._causes, self._variants, best)
-
-    def _undecided(self) -> list[Wiring]:
-        """Wirings that these rows cannot tell from the one that stands first."""
-        ranked = self._order()
-        return [w for w in ranked[1:] if alike(self._scored[ranked[0]], self._scored[w])]
-
-    def _rows(self) -> Iterator[WiringRow]:
-        reference = self.reference()
-        best = self._scored[reference].score.top1 if reference is not None else 0.0
-        for place, wiring in enumerate(self._order()):
-            counts = self._scored[wiring].score
-            if place and set(self._plan[wiring]) == {LIKELY} and counts.top1 < _SHOWN * best:
-                continue
-            yield WiringRow(keys_name(wiring), tuple(self._plan[wiring]), counts)
-        for wiring, sources in self._plan.items():
-            if wiring not in self._scored:
-                missing = tuple(key_name(key) for key in wiring if key not in self._held)
-                yield WiringRow(keys_name(wiring), tuple(sources), None, missing)
-
-    def _search_info(self) -> SearchInfo | None:
-        if self._search is None:
-            return None
-        ranked = self._order()
-        if not ranked:
-            return None
-        scores = [self._scored[w].score for w in ranked[:2]]
-        margin = scores[0].top1 - scores[1].top1 if len(scores) > 1 else float("nan")
-        nll_margin = scores[1].loss - scores[0].loss if len(scores) > 1 else float("nan")
-        return SearchInfo(
-            method=self._search.method,
-            tried=self._search.tried,
-            possible=self._search.possible,
-            winner=keys_name(ranked[0]),
-            runner_up=keys_name(ranked[1]) if len(ranked) > 1 else None,
-            margin=margin,
-            nll_margin=nll_margin,
-            undecided=tuple(keys_name(w) for w in self._undecided()),
-        )
-
-    def result(self, target: Path, draft: Path, notes: Sequence[str], seconds: float) -> ReplayResult:
-        bench, wiring, served = self._bench, self.reference(), self._server_wiring()
-        with_target = all(text.best is not None for text in bench.texts)
-        return ReplayResult(
-            captures=tuple(text.name for text in bench.texts),
-            target=str(target),
-            draft=str(draft),
-            rows=self._scored[wiring].score.rows if wiring is not None else 0,
-            steps=bench.steps,
-            slots=bench.replayer.model.slots,
-            judged_by="the target's own choice" if with_target else "the text's next token",
-            switches=asdict(bench.trained),
-            served_switches=asdict(bench.served),
-            wirings=tuple(self._rows()),
-            reference=keys_name(wiring) if wiring is not None else None,
-            served=keys_name(served) if served is not None else None,
-            another=another_wiring(self._subject, bench.replayer.model.slots, self._held, self._scored),
+    def measured(self) -> Measured:
+        """What was run, for the conclusion."""
+        return Measured(
+            subject=self._subject,
+            bench=self._bench,
+            plan=self._plan,
+            declared=self._declared,
+            held=frozenset(self._held),
+            scored=self._scored,
+            ranked=self._order(),
+            served=self._server_wiring(),
+            answer=self._answer,
+            search=self._search,
+            variants=self._variants,
+            causes=self._causes,
             as_served=self._as_served,
-            search=self._search_info(),
-            variants=tuple(self._variants),
+            audited=self._audited(),
             live=self._live,
-            outside_vocabulary=self._outside(),
-            findings=tuple(self.findings()),
-            notes=tuple(dict.fromkeys(notes)),
-            seconds=seconds,
-            absent_tokens=self._absent(),
         )
 
 

@@ -12,7 +12,7 @@ REQUIREMENTS := tests/sglang_cpu/requirements.txt tests/sglang_cpu/requirements-
 env: .venv/.ready
 
 # SGLang is installed without its dependencies: those are CUDA kernels; the CPU ones are in tests/sglang_cpu.
-.venv/.ready: pyproject.toml compare/kernels/rows.c compare/kernels/rows_body.h tests/sglang_cpu/pyproject.toml $(REQUIREMENTS)
+.venv/.ready: pyproject.toml $(wildcard compare/kernels/rows*.[ch]) tests/sglang_cpu/pyproject.toml $(REQUIREMENTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "drafttrace needs Python 3.11 or newer")'
 	test -x $(PY) || $(PYTHON) -m venv .venv
 	$(PY) -m pip install --quiet --no-warn-conflicts -r tests/sglang_cpu/requirements.txt

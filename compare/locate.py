@@ -6,11 +6,12 @@ second best. Distances are medians over the sample's rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from drafttrace.compare.kernels.native import Block
 from drafttrace.compare.kernels.pairs import RowSums, cross_dots, row_sums
 from drafttrace.compare.measure import massive_channels
 from drafttrace.compare.sample import Sample, Stream
@@ -19,7 +20,7 @@ from drafttrace.tracer.rows import Floats
 
 SHIFTS = (-2, -1, 0, 1, 2)
 _CLEARLY_UNMOVED = 0.3
-_COLUMNS = 16  # streams of the sample that are in memory at once
+_AT_ONCE = 16 << 20  # bytes of the columns that go into one product
 _FAINT = 1e-20  # sums of squares below which products of float32 underflow
 _NEAR = 0.05  # relative L2 or angle below which inner products cancel too much
 
@@ -90,14 +91,12 @@ def cross_distances(sample: Sample, rows: Sequence[Stream], columns: Sequence[St
     Columns go by in blocks: one matrix product per sampled row and block gives all inner products, from which the
     distances follow. Pairs that come out near are measured again, value by value: there the products would cancel.
     """
-    held = [sample.read(stream) for stream in rows]
+    held = [sample.stored(stream) for stream in rows]
     table: list[list[Distance]] = [[_NOTHING] * len(columns) for _ in rows]
-    for start in range(0, len(columns), _COLUMNS):
-        block = range(start, min(start + _COLUMNS, len(columns)))
-        others = {k: sample.read(columns[k]) for k in block}
-        for width in {other.shape[1] for other in others.values()}:
-            mine = [i for i, x in enumerate(held) if x.shape[1] == width]
-            theirs = [k for k, other in others.items() if other.shape[1] == width]
+    for others in _some_at_once(sample, columns):
+        for width in {other.width for other in others.values()}:
+            mine = [i for i, x in enumerate(held) if x.width == width]
+            theirs = [k for k, other in others.items() if other.width == width]
             if not mine:
                 continue
             found = _block_distances([held[i] for i in mine], [others[k] for k in theirs])
@@ -107,16 +106,32 @@ def cross_distances(sample: Sample, rows: Sequence[Stream], columns: Sequence[St
     return table
 
 
-def _block_distances(xs: Sequence[Floats], ys: Sequence[Floats]) -> list[list[Distance]]:
+def _some_at_once(sample: Sample, columns: Sequence[Stream]) -> Iterator[dict[int, Block]]:
+    """The columns by their numbers, a few megabytes at a time."""
+    others: dict[int, Block] = {}
+    size = 0
+    for k, stream in enumerate(columns):
+        others[k] = sample.stored(stream)
+        size += others[k].raw.nbytes
+        if size >= _AT_ONCE:
+            yield others
+            others, size = {}, 0
+    if others:
+        yield others
+
+
+def _block_distances(xs: Sequence[Block], ys: Sequence[Block]) -> list[list[Distance]]:
     massive = [massive_channels(y) for y in ys]
-    kept = [_without(y, channels) for y, channels in zip(ys, massive, strict=True)]
-    own_x, own_y = [row_sums(x, x).xx for x in xs], [row_sums(y, y, m) for y, m in zip(ys, massive, strict=True)]
+    kept = [y.without(channels) for y, channels in zip(ys, massive, strict=True)]
+    # Lengths by float64 sums: a distance is what is left when a product is taken from them, and keeps few of their digits.
+    own_x = [row_sums(rows, rows).xx for rows in (x.floats() for x in xs)]
+    own_y = [row_sums(rows, rows, m) for rows, m in zip((y.floats() for y in ys), massive, strict=True)]
     dots = cross_dots(xs, kept)
     table = []
     for i, x in enumerate(xs):
         line = []
         for k, y in enumerate(ys):
-            part_x, part_y = (rows[:, massive[k]].astype(np.float64) for rows in (x, y))
+            part_x, part_y = (rows.columns(massive[k]).astype(np.float64) for rows in (x, y))
             with np.errstate(all="ignore"):
                 xx, xy = own_x[i], dots[i, k] + (part_x * part_y).sum(1)
                 dd = np.maximum(0.0, xx + own_y[k].yy - 2 * xy)
@@ -125,18 +140,9 @@ def _block_distances(xs: Sequence[Floats], ys: Sequence[Floats]) -> list[list[Di
             one = _of_sums(sums)
             faint = bool((xx < _FAINT).any() or (sums.yy < _FAINT).any())
             near = faint or not (one.rel_l2 > _NEAR and one.angle > _NEAR)  # NaN, too
-            line.append(distance(x, y, massive[k]) if near else one)
+            line.append(distance(x.floats(), y.floats(), massive[k]) if near else one)
         table.append(line)
     return table
-
-
-def _without(rows: Floats, channels: Ints) -> Floats:
-    """The rows with some channels set to zero; rows themselves where there are none."""
-    if len(channels) == 0:
-        return rows
-    kept = rows.copy()
-    kept[:, channels] = 0
-    return kept
 
 
 def best_place(distances: Mapping[int, float], ratio: float) -> Place | None:
@@ -191,8 +197,9 @@ def neighbour_distances(sample: Sample, atlas: Sequence[Stream]) -> dict[int, fl
             continue
         mine = sample.read(stream)
         if previous is not None and previous[0] == stream.boundary - 1:
-            step[stream.boundary] = distance(previous[1], mine).rel_l2
-            back = distance(mine, previous[1]).rel_l2
+            sums = row_sums(previous[1], mine)
+            with np.errstate(all="ignore"):
+                step[stream.boundary], back = (_median(np.sqrt(sums.dd / own)) for own in (sums.yy, sums.xx))
             nearest[previous[0]] = min(back, nearest.get(previous[0], np.inf))
             nearest[stream.boundary] = step[stream.boundary]
         previous = (stream.boundary, mine)

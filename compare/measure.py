@@ -16,7 +16,7 @@ from drafttrace.compare.kernels import blocks, native
 from drafttrace.compare.kernels.hashes import Hashes
 from drafttrace.compare.result import Stats
 from drafttrace.tracer.capture import Ints
-from drafttrace.tracer.rows import Floats, Rows
+from drafttrace.tracer.rows import DType, Floats, Raw, Rows, to_float32
 
 Doubles = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
@@ -209,26 +209,40 @@ def _bf16_steps(left: Floats, right: Floats) -> Doubles:
     return steps
 
 
-def massive_channels(rows: Floats, factor: float = 12.0) -> Ints:
+def massive_channels(rows: Floats | native.Block, factor: float = 12.0) -> Ints:
     """Channels whose typical magnitude is far beyond the others': the ones that make unrelated rows look alike.
 
-    rows: a sample ``[m, H]`` without massive rows. At most H/16 channels (but up to 8), the largest first.
+    rows: a sample ``[m, H]`` without massive rows, float32 or as it is stored. At most H/16 channels (but up to 8), the
+    largest first.
     """
-    if rows.shape[0] == 0 or rows.shape[1] < 8:
+    count, width = (rows.raw if isinstance(rows, native.Block) else rows).shape
+    if count == 0 or width < 8:
         return np.empty(0, np.int64)
-    level = _column_medians(np.abs(np.nan_to_num(rows, posinf=0, neginf=0)))
+    level = _column_levels(rows)
     typical = float(np.median(level))
-    order = np.argsort(-level)[: max(min(8, rows.shape[1] // 8), rows.shape[1] // 16)]
+    order = np.argsort(-level)[: max(min(8, width // 8), width // 16)]
     return np.sort(order[level[order] > factor * typical]).astype(np.int64) if typical > 0 else order[:0]
 
 
-def _column_medians(values: Floats) -> Floats:
+def _column_levels(rows: Floats | native.Block) -> Floats:
+    """The median magnitude of every column ``[H]``; what is not finite counts as zero. Magnitudes of bf16 are in the order
+    of their bits."""
+    if isinstance(rows, native.Block) and rows.dtype is DType.BF16 and rows.scale is None:
+        bits = np.bitwise_and(rows.raw, 0x7FFF)
+        bits[bits >= 0x7F80] = 0
+        return _column_medians(bits, DType.BF16)
+    values = rows.floats() if isinstance(rows, native.Block) else rows
+    return _column_medians(np.abs(np.nan_to_num(values, posinf=0, neginf=0)), DType.FP32)
+
+
+def _column_medians(values: Raw, dtype: DType) -> Floats:
     """The median of every column ``[H]``: as np.median(values, axis=0), with the columns' values side by side."""
     ordered = np.sort(np.ascontiguousarray(values.T), axis=1)
     middle = ordered.shape[1] // 2
+    above = to_float32(ordered[:, middle], dtype)
     if ordered.shape[1] % 2:
-        return ordered[:, middle]
-    return np.asarray((ordered[:, middle - 1] + ordered[:, middle]) / np.float32(2), np.float32)
+        return above
+    return np.asarray((to_float32(ordered[:, middle - 1], dtype) + above) / np.float32(2), np.float32)
 
 
 def massive_rows(norms: Doubles, factor: float = 8.0) -> Bools:

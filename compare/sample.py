@@ -8,14 +8,16 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from drafttrace.compare.align import Alignment
+from drafttrace.compare.kernels.native import Block
 from drafttrace.compare.kernels.pairs import row_sums
 from drafttrace.compare.measure import Bools, massive_channels, massive_rows
 from drafttrace.tracer.capture import Capture, Ints, Slot
-from drafttrace.tracer.rows import Floats, Rows
+from drafttrace.tracer.rows import DType, Floats, Rows
 
 MAX_ROWS = 128
 MAX_VALUES = 2**18
-_KEPT_BYTES = 48 << 20
+_KEPT_BYTES = 48 << 20  # a sweep of 61 layers as bf16, twice read and more, is 32 MB
+_NO_ROW = {DType.BF16: 0x7FC0, DType.FP8_E4M3: 0x7F, DType.FP8_E5M2: 0x7F}  # NaN where numpy has no such float
 MIN_ROWS = 3
 
 
@@ -80,9 +82,7 @@ class Sample:
     left: Ints
     reference: Ints
     positions: Ints
-    _kept: dict[tuple[int, str, int], tuple[Stream, Floats]] = field(
-        default_factory=dict, repr=False, compare=False
-    )
+    _kept: dict[tuple[int, str, int], tuple[Stream, Block]] = field(default_factory=dict, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.left)
@@ -91,34 +91,45 @@ class Sample:
         """The sample's rows of one stream, ``[m, H]`` float32 and not to be written to; reference rows moved by
         ``shift``.
 
-        A row that the stream does not have is NaN. What was read last is kept, up to 48 MB.
+        A row that the stream does not have is NaN.
         """
+        found = self.stored(stream, shift).floats()
+        found.flags.writeable = False
+        return found
+
+    def stored(self, stream: Stream, shift: int = 0) -> Block:
+        """The same rows as they are stored: what was read last is kept so, up to 48 MB."""
         key = (id(stream.rows), stream.side, shift)
         if key not in self._kept:
             found = self._read(stream, shift)
-            found.flags.writeable = False
-            while self._kept and found.nbytes * (len(self._kept) + 1) > _KEPT_BYTES:
-                del self._kept[next(iter(self._kept))]
+            found.raw.flags.writeable = False
+            held = found.raw.nbytes + sum(block.raw.nbytes for _stream, block in self._kept.values())
+            while self._kept and held > _KEPT_BYTES:
+                held -= self._kept.pop(next(iter(self._kept)))[1].raw.nbytes
             self._kept[key] = stream, found  # the stream, too, so that its id stays its own
         return self._kept[key][1]
 
     def part(self, chosen: Ints) -> Sample:
         """Some of the pairs, with what was read of them."""
         kept = {}
-        for key, (stream, rows) in self._kept.items():
-            some = rows[chosen]
-            some.flags.writeable = False
+        for key, (stream, block) in self._kept.items():
+            some = block.part(chosen)
+            some.raw.flags.writeable = False
             kept[key] = stream, some
         return Sample(self.left[chosen], self.reference[chosen], self.positions[chosen], kept)
 
-    def _read(self, stream: Stream, shift: int) -> Floats:
+    def _read(self, stream: Stream, shift: int) -> Block:
         index = self.left if stream.side == "left" else self.reference + shift
-        inside = stream.has(index)
+        inside, rows = stream.has(index), stream.rows
         if inside.all():
-            return stream.rows.take(index)
-        found = np.full((len(index), stream.rows.width), np.nan, np.float32)
-        found[inside] = stream.rows.take(index[inside])
-        return found
+            raw, scale = rows.take_raw(index)
+            return Block(raw, rows.dtype, scale)
+        raw = np.full((len(index), rows.width), _NO_ROW.get(rows.dtype, np.nan), rows.dtype.storage)
+        raw[inside], factors = rows.take_raw(index[inside])
+        scale = None if factors is None else np.ones(len(index), np.float32)
+        if scale is not None:
+            scale[inside] = factors
+        return Block(raw, rows.dtype, scale)
 
 
 def choose(

@@ -116,13 +116,12 @@ class Rows(ABC):
     def floats(self, start: int = 0, stop: int | None = None) -> Floats:
         """Rows ``start..stop`` as float32 ``[n, width]``, scales applied."""
         stop = self.shape[0] if stop is None else stop
-        values = to_float32(self.raw(start, stop), self.dtype)
-        return _scaled(values, self.scale(start, stop))
+        return true_values(self.raw(start, stop), self.dtype, self.scale(start, stop))
 
     def take(self, index: npt.NDArray[np.int64]) -> Floats:
         """The rows ``index`` as float32 ``[len(index), width]``. Rows in between are not kept in memory."""
         raw, scale = self.take_raw(index)
-        return _scaled(to_float32(raw, self.dtype), scale)
+        return true_values(raw, self.dtype, scale)
 
     def take_raw(self, index: npt.NDArray[np.int64]) -> tuple[Raw, Floats | None]:
         """The rows ``index`` in storage form ``[len(index), width]``, and their factors where there are any.
@@ -142,8 +141,10 @@ class Rows(ABC):
         return raw, scale
 
 
-def _scaled(values: Floats, scale: Floats | None) -> Floats:
-    """The rows times their factors. One of infinity makes NaN of a zero, which whoever looks at the numbers tells."""
+def true_values(raw: Raw, dtype: DType, scale: Floats | None = None) -> Floats:
+    """Stored rows ``[n, width]`` as float32, times their factors ``[n]``. One of infinity makes NaN of a zero, which
+    whoever looks at the numbers tells."""
+    values = to_float32(raw, dtype)
     if scale is None:
         return values
     with np.errstate(invalid="ignore", over="ignore"):

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from drafttrace.compare.kernels.hashes import Hashes
 from drafttrace.tracer.capture import Ints
-from drafttrace.tracer.rows import DType, Floats, Raw
+from drafttrace.tracer.rows import DType, Floats, Raw, true_values
 
 LEVELS = ("plain C", "AVX2", "AVX-512", "AVX-512 with VBMI", "AVX-512 with VBMI and BF16")
 COLUMNS = ("xx", "yy", "xy", "dd", "trimmed_xx", "trimmed_yy", "trimmed_xy", "max_abs", "ulp")
@@ -73,7 +73,37 @@ class Block:
         ):
             raise ValueError(f"{len(self.raw)} rows with {scale.shape} factors of {scale.dtype}")
 
+    def __len__(self) -> int:
+        return len(self.raw)
+
+    @property
+    def width(self) -> int:
+        return int(self.raw.shape[1])
+
+    def floats(self) -> Floats:
+        """The rows as float32 ``[n, width]``, factors applied; not a copy where they are stored so."""
+        if self.dtype is DType.FP32 and self.scale is None:
+            return self.raw.view(np.float32)
+        return true_values(self.raw, self.dtype, self.scale)
+
+    def columns(self, channels: Ints) -> Floats:
+        """Some of the channels as float32 ``[n, len(channels)]``, factors applied."""
+        return true_values(self.raw[:, channels], self.dtype, self.scale)
+
+    def part(self, rows: Ints) -> Block:
+        """Some of the rows."""
+        return Block(self.raw[rows], self.dtype, None if self.scale is None else self.scale[rows])
+
+    def without(self, channels: Ints) -> Block:
+        """The rows with some channels set to zero; the block itself where there are none."""
+        if len(channels) == 0:
+            return self
+        kept = self.raw.copy()
+        kept[:, channels] = 0
+        return Block(kept, self.dtype, self.scale)
+
     def side(self) -> _Side:
+        """What the kernel is told."""
         scale = None if self.scale is None else self.scale.ctypes.data
         return _Side(self.raw.ctypes.data, self.raw.strides[0], scale, _FORMATS.index(self.dtype))
 
@@ -107,7 +137,7 @@ def library() -> ctypes.CDLL | None:
         try:
             found = ctypes.CDLL(str(path))
             found.drafttrace_job_size.restype = ctypes.c_int64
-            if found.drafttrace_job_size() == ctypes.sizeof(_Job) and found.drafttrace_products:
+            if found.drafttrace_job_size() == ctypes.sizeof(_Job) and found.drafttrace_cross:
                 return found
         except (OSError, AttributeError):
             continue
@@ -191,41 +221,46 @@ def hash_rows(rows: Block, index: Ints, *, use_level: int | None = None) -> Hash
     return hashes
 
 
-def cross(
-    xs: Sequence[Floats], ys: Sequence[Floats], rows: slice, *, use_level: int | None = None
-) -> npt.NDArray[np.float64]:
-    """Inner products ``[n, len(xs), len(ys)]`` of row r of every x with row r of every y, for the n rows of a slice.
+class Products:
+    """Inner products of row r of every x with row r of every y, for whichever rows are asked for.
 
-    xs, ys: contiguous float32 ``[m, H]``, at least one of each. Raises ValueError for other shapes, RuntimeError,
-    MemoryError.
+    xs, ys: ``[m, width]`` each, at least one of each, in any number formats. Raises ValueError for other shapes,
+    RuntimeError without a kernel.
     """
-    found = library()
-    if found is None:
-        raise RuntimeError("no compiled kernel")
-    shape = xs[0].shape
-    for array in (*xs, *ys):
-        if array.shape != shape or array.dtype != np.float32 or not array.flags.c_contiguous:
-            raise ValueError(f"contiguous float32 of {shape} expected, got {array.shape} of {array.dtype}")
-    start, stop, _step = rows.indices(shape[0])
-    count = max(0, stop - start)
-    out = np.zeros((count, len(xs), len(ys)))
 
-    def places(arrays: Sequence[Floats]) -> ctypes.Array[ctypes.c_void_p]:
-        return (ctypes.c_void_p * len(arrays))(*(a.ctypes.data + start * a.strides[0] for a in arrays))
+    def __init__(self, xs: Sequence[Block], ys: Sequence[Block]) -> None:
+        found = library()
+        if found is None:
+            raise RuntimeError("no compiled kernel")
+        self._library = found
+        self._blocks = tuple(xs), tuple(ys)  # they own the memory
+        self._shape = xs[0].raw.shape
+        for block in (*xs, *ys):
+            if block.raw.shape != self._shape or not block.raw.flags.aligned:
+                raise ValueError(f"aligned rows of {self._shape} expected, got {block.raw.shape}")
+        self._sides = tuple((_Side * len(blocks))(*(block.side() for block in blocks)) for blocks in self._blocks)
 
-    _check(
-        found.drafttrace_products(
-            places(xs),
-            ctypes.c_int64(len(xs)),
-            places(ys),
-            ctypes.c_int64(len(ys)),
-            ctypes.c_int64(count),
-            ctypes.c_int64(shape[1]),
-            ctypes.c_void_p(out.ctypes.data),
-            level() if use_level is None else use_level,
+    def of(self, start: int, stop: int, *, use_level: int | None = None) -> npt.NDArray[np.float64]:
+        """The products ``[stop - start, len(xs), len(ys)]`` of some of the rows. Raises ValueError for rows that are not
+        there, MemoryError."""
+        rows, width = self._shape
+        if not 0 <= start <= stop <= rows:
+            raise ValueError(f"rows {start} to {stop} of {rows}")
+        (xs, ys), (left, right) = self._blocks, self._sides
+        out = np.zeros((stop - start, len(xs), len(ys)))
+        sizes = (ctypes.c_int64(n) for n in (start, stop, width))
+        _check(
+            self._library.drafttrace_cross(
+                left,
+                ctypes.c_int64(len(xs)),
+                right,
+                ctypes.c_int64(len(ys)),
+                *sizes,
+                ctypes.c_void_p(out.ctypes.data),
+                level() if use_level is None else use_level,
+            )
         )
-    )
-    return out
+        return out
 
 
 def _indices(index: Ints, block: Block) -> Ints:

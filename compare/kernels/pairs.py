@@ -1,7 +1,8 @@
-"""Sums over paired rows that are in memory as float32 already: the sample that location and hypotheses work on."""
+"""Sums over paired rows that are in memory already: the sample that location and hypotheses work on."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -63,24 +64,27 @@ def _dots(x: Doubles, y: Doubles) -> Doubles:
     return dots
 
 
-def cross_dots(xs: Sequence[Floats], ys: Sequence[Floats]) -> Doubles:
-    """Inner products ``[len(xs), len(ys), m]`` of row r of every x with row r of every y, all ``[m, H]``.
+def cross_dots(xs: Sequence[native.Block], ys: Sequence[native.Block]) -> Doubles:
+    """Inner products ``[len(xs), len(ys), m]`` of row r of every x with row r of every y, all ``[m, H]`` as they are
+    stored.
 
     One small matrix product per row; rows of different numbers are never multiplied. Products are summed in float32
     over blocks of channels and in float64 over the blocks.
     """
-    rows, width = xs[0].shape
+    rows, width = xs[0].raw.shape
     if not native.available() or width == 0:
-        left, right = np.stack(xs, axis=1), np.stack(ys, axis=1)
-        found: Doubles = np.matmul(left, right.transpose(0, 2, 1)).astype(np.float64)
+        left, right = (np.stack([block.floats() for block in blocks_], axis=1) for blocks_ in (xs, ys))
+        with np.errstate(all="ignore"):
+            found: Doubles = np.matmul(left, right.transpose(0, 2, 1)).astype(np.float64)
         return found.transpose(1, 2, 0)
     work = len(xs) * len(ys) * rows * width
     parts = min(blocks.threads(), max(1, work // _WORTH_A_THREAD), max(1, rows))
-    cuts = [slice(rows * k // parts, rows * (k + 1) // parts) for k in range(parts)]
+    cuts = [rows * k // parts for k in range(parts + 1)]
+    products = native.Products(xs, ys)
     if parts == 1:
-        return native.cross(xs, ys, cuts[0]).transpose(1, 2, 0)
+        return products.of(0, rows).transpose(1, 2, 0)
     with ThreadPoolExecutor(parts - 1) as pool:
-        others = [pool.submit(native.cross, xs, ys, cut) for cut in cuts[1:]]
-        own = native.cross(xs, ys, cuts[0])  # here: a call takes milliseconds, and so does a thread to get going
+        others = [pool.submit(products.of, *cut) for cut in itertools.pairwise(cuts[1:])]
+        own = products.of(0, cuts[1])  # here: a call takes milliseconds, and so does a thread to get going
         done: Doubles = np.concatenate([own, *(other.result() for other in others)])
     return done.transpose(1, 2, 0)

@@ -183,15 +183,17 @@ EXPORT int drafttrace_hash(const Side *side, int64_t width, int64_t count, const
     return 0;
 }
 
-/* Inner products of every row of nx streams with the same row of ny streams, see cross() in rows_body.h. */
-EXPORT int drafttrace_products(
-    const float *const *xs, int64_t nx, const float *const *ys, int64_t ny, int64_t rows, int64_t width, double *out, int level) {
-    if (nx < 1 || ny < 1 || rows < 0 || width < 1 || level > drafttrace_level()) return 2;
+/* For every row from start to stop: its inner products in nx streams with the same row in ny streams, out [stop - start][nx][ny],
+ * zeroed. See cross() in rows_cross.h. 0 when done, 1 where memory is short, 2 for a job that makes no sense. */
+EXPORT int drafttrace_cross(const Side *xs, int64_t nx, const Side *ys, int64_t ny, int64_t start, int64_t stop, int64_t width, double *out, int level) {
+    if (nx < 1 || ny < 1 || start < 0 || stop < start || width < 1 || level > drafttrace_level()) return 2;
+    for (int64_t s = 0; s < nx + ny; s++) {
+        int64_t format = (s < nx ? xs[s] : ys[s - nx]).format;
+        if (format < 0 || format >= FORMATS) return 2;
+    }
 #if defined(__x86_64__) && defined(__GNUC__)
-    if (level == 4) return cross_dots(xs, nx, ys, ny, rows, width, out);
-    if (level == 3) return cross_vbmi(xs, nx, ys, ny, rows, width, out);
-    if (level == 2) return cross_avx512(xs, nx, ys, ny, rows, width, out);
-    if (level == 1) return cross_avx2(xs, nx, ys, ny, rows, width, out);
+    if (level >= 2) return cross_avx512(xs, nx, ys, ny, start, stop, width, out);
+    if (level == 1) return cross_avx2(xs, nx, ys, ny, start, stop, width, out);
 #endif
-    return cross_plain(xs, nx, ys, ny, rows, width, out);
+    return cross_plain(xs, nx, ys, ny, start, stop, width, out);
 }

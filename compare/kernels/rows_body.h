@@ -545,44 +545,7 @@ TARGET static int FN(measure)(const Job *job) {
     return 0;
 }
 
-#if LANES != 16
-/* Inner products of 4 rows with 4 rows over n channels: 16 sums that stay in registers. The first nx by ny of them are
- * added to out[.][stride]. */
-TARGET static void FN(tile)(const float *const *x, const float *const *y, int64_t n, int64_t nx, int64_t ny, double *out, int64_t stride) {
-    const float *restrict x0 = x[0], *restrict x1 = x[1], *restrict x2 = x[2], *restrict x3 = x[3];
-    const float *restrict y0 = y[0], *restrict y1 = y[1], *restrict y2 = y[2], *restrict y3 = y[3];
-    float a0 = 0, a1 = 0, a2 = 0, a3 = 0, b0 = 0, b1 = 0, b2 = 0, b3 = 0;
-    float c0 = 0, c1 = 0, c2 = 0, c3 = 0, d0 = 0, d1 = 0, d2 = 0, d3 = 0;
-    for (int64_t i = 0; i < n; i++) {
-        a0 += x0[i] * y0[i]; a1 += x0[i] * y1[i]; a2 += x0[i] * y2[i]; a3 += x0[i] * y3[i];
-        b0 += x1[i] * y0[i]; b1 += x1[i] * y1[i]; b2 += x1[i] * y2[i]; b3 += x1[i] * y3[i];
-        c0 += x2[i] * y0[i]; c1 += x2[i] * y1[i]; c2 += x2[i] * y2[i]; c3 += x2[i] * y3[i];
-        d0 += x3[i] * y0[i]; d1 += x3[i] * y1[i]; d2 += x3[i] * y2[i]; d3 += x3[i] * y3[i];
-    }
-    float sums[16] = {a0, a1, a2, a3, b0, b1, b2, b3, c0, c1, c2, c3, d0, d1, d2, d3};
-    for (int s = 0; s < 4; s++)
-        for (int k = 0; k < 4; k++)
-            if (s < nx && k < ny) out[s * stride + k] += sums[4 * s + k];
-}
-
-/* For every row r: the matrix product of xs[.][r] and ys[.][r], blocked so that a chunk of four x rows stays in the
- * first cache while all y rows pass by. xs, ys: pointers to contiguous float32 [rows][width]; out [rows][nx][ny],
- * zeroed. 0 when done, 1 where memory is short. */
-TARGET static int FN(cross)(const float *const *xs, int64_t nx, const float *const *ys, int64_t ny, int64_t rows, int64_t width, double *out) {
-    for (int64_t r = 0; r < rows; r++, out += nx * ny)
-        for (int64_t first = 0; first < width; first += CHUNK) {
-            int64_t n = width - first < CHUNK ? width - first : CHUNK, at = r * width + first;
-            for (int64_t s = 0; s < nx; s += 4)
-                for (int64_t k = 0; k < ny; k += 4) {
-                    const float *x[4], *y[4];
-                    for (int64_t q = 0; q < 4; q++) {
-                        x[q] = xs[s + q < nx ? s + q : nx - 1] + at;
-                        y[q] = ys[k + q < ny ? k + q : ny - 1] + at;
-                    }
-                    FN(tile)(x, y, n, nx - s, ny - k, out + s * ny + k, ny);
-                }
-        }
-    return 0;
-}
+#if !defined(TABLES)
+#include "rows_cross.h"
 #endif
 #undef FN

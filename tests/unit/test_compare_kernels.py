@@ -5,51 +5,18 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import pytest
+from number_formats import FORMATS, FP8, every_code, sample, stored
 
 from drafttrace.compare import measure
 from drafttrace.compare.kernels import blocks, native
 from drafttrace.compare.kernels.hashes import plain_hashes
-from drafttrace.compare.kernels.pairs import cross_dots, row_sums
-from drafttrace.compare.locate import cross_distances, distance
-from drafttrace.compare.measure import RowMeasures, duplicate_rows, massive_channels, measure_many, measure_rows
-from drafttrace.compare.sample import Sample, Stream
+from drafttrace.compare.kernels.pairs import row_sums
+from drafttrace.compare.measure import RowMeasures, duplicate_rows, measure_many, measure_rows
 from drafttrace.tracer.row_statistics import row_statistics
 from drafttrace.tracer.rows import ArrayRows, DType, Rows, runs, to_float32
 
 needs_kernel = pytest.mark.skipif(not native.available(), reason="no C compiler was there when this was installed")
 LEVELS = range(native.level() + 1) if native.available() else range(1)
-FORMATS = list(DType)
-FP8 = {DType.FP8_E4M3, DType.FP8_E5M2}
-
-
-def stored(values: npt.NDArray[np.float32], dtype: DType) -> npt.NDArray[np.generic]:
-    """Values rounded down to a format's storage; fp8 by the nearest code in its table."""
-    if dtype is DType.BF16:
-        return (np.ascontiguousarray(values, np.float32).view(np.uint32) >> 16).astype(np.uint16)
-    if dtype in FP8:
-        table = to_float32(np.arange(256, dtype=np.uint8), dtype)
-        codes = np.argsort(np.where(np.isfinite(table), table, np.inf), kind="stable")[: np.isfinite(table).sum()]
-        return codes[np.clip(np.searchsorted(table[codes], values), 0, len(codes) - 1)].astype(np.uint8)
-    with np.errstate(over="ignore"):
-        return values.astype(dtype.storage)
-
-
-def sample(dtype: DType, count: int, width: int, seed: int) -> npt.NDArray[np.generic]:
-    rng = np.random.default_rng(seed)
-    values = rng.standard_normal((count, width)) * 10.0 ** rng.uniform(-1, 1, (count, 1))
-    return stored(values.astype(np.float32), dtype)
-
-
-def every_code(dtype: DType, width: int) -> npt.NDArray[np.generic]:
-    """Rows of every 8-bit code, or of spread 16-bit codes: all NaNs, infinities, subnormals and zeros."""
-    if dtype in FP8:
-        codes = np.arange(256, dtype=np.uint8)
-    elif dtype in (DType.BF16, DType.FP16):
-        codes = np.arange(0, 65536, 7, dtype=np.uint16).view(dtype.storage)
-    else:
-        wild = [0.0, -0.0, 1e-45, -1e-40, 1e-30, 1e30, 3e38, -3.4e38, np.inf, -np.inf, np.nan, 1.0, -2.5]
-        codes = np.array(wild, dtype.storage)
-    return np.resize(codes, (len(codes) // width + 2) * width).reshape(-1, width)
 
 
 def plain(left: Rows, right: Rows, index: npt.NDArray[np.int64], massive: npt.NDArray[np.int64]) -> RowMeasures:
@@ -357,73 +324,6 @@ def test_taking_a_few_rows_reads_only_those() -> None:
     assert rows.read <= 8
     assert runs(np.arange(10), most=4) == [(0, 4), (4, 8), (8, 10)]
     assert rows.take(index[:0]).shape == (0, 4)
-
-
-@pytest.mark.parametrize("compiled_too", [False, True])
-@pytest.mark.parametrize(("nx", "ny"), [(1, 1), (3, 5), (4, 4), (8, 62), (9, 2)])
-def test_inner_products_of_paired_rows(
-    nx: int, ny: int, compiled_too: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if compiled_too and not native.available():
-        pytest.skip("no C compiler was there when this was installed")
-    if not compiled_too:
-        monkeypatch.setattr(native, "available", lambda: False)
-    rng = np.random.default_rng(1)
-    xs, ys = (list(rng.standard_normal((n, 5, 1500)).astype(np.float32)) for n in (nx, ny))
-    found = cross_dots(xs, ys)
-    known = np.einsum("srh,krh->skr", np.stack(xs).astype(np.float64), np.stack(ys).astype(np.float64))
-    np.testing.assert_allclose(found, known, atol=2e-3 if not compiled_too else 5e-4)
-
-
-@needs_kernel
-@pytest.mark.parametrize("level", LEVELS)
-def test_inner_products_of_any_number_of_streams_and_channels(level: int) -> None:
-    """Registers hold 8 by 3 or 4 by 6 of them: less and more, and widths that no vector divides."""
-    rng = np.random.default_rng(4)
-    for nx, ny, width in [(n, m, 40) for n in range(1, 14) for m in (1, 2, 3, 5, 6, 7, 13)] + [
-        (3, 4, 1),
-        (8, 3, 15),
-        (5, 7, 4096),
-        (9, 5, 8211),
-    ]:
-        xs, ys = (list(rng.standard_normal((n, 3, width)).astype(np.float32)) for n in (nx, ny))
-        known = np.einsum("srh,krh->rsk", np.stack(xs).astype(np.float64), np.stack(ys).astype(np.float64))
-        found = native.cross(xs, ys, slice(0, 3), use_level=level)
-        assert found.shape == (3, nx, ny)
-        np.testing.assert_allclose(found, known, atol=5e-4)
-
-
-@needs_kernel
-@pytest.mark.parametrize("level", LEVELS)
-def test_a_part_of_the_rows_and_every_instruction_set(level: int) -> None:
-    xs, ys = (list(np.random.default_rng(n).standard_normal((n, 7, 1030)).astype(np.float32)) for n in (5, 6))
-    known = np.einsum("srh,krh->rsk", np.stack(xs).astype(np.float64), np.stack(ys).astype(np.float64))
-    for rows in (slice(0, 7), slice(3, 5), slice(6, 7), slice(2, 2)):
-        np.testing.assert_allclose(native.cross(xs, ys, rows, use_level=level), known[rows], atol=5e-4)
-    with pytest.raises(ValueError, match="contiguous float32"):
-        native.cross(xs, [y[:, ::2] for y in ys], slice(0, 7))
-
-
-@pytest.mark.parametrize("size", [1.0, 1e-25, 1e-12, 1e19])
-def test_distances_by_products_are_the_distances_by_differences(size: float) -> None:
-    """Near, far, equal, zero and broken streams, with massive channels, whatever their magnitude."""
-    rng = np.random.default_rng(8)
-    base = rng.standard_normal((40, 256)).astype(np.float32) * np.float32(size)
-    base[:, [3, 77]] *= 300
-    noise = rng.standard_normal((40, 256)).astype(np.float32) * np.float32(size)
-    broken = base.copy()
-    broken[5, 5] = np.nan
-    broken[6] = 0
-    streams = {"a": base, "near": base + noise / 1000, "far": base + noise, "other": noise, "broken": broken}
-    named = [Stream("left", "slot", name, ArrayRows(rows, DType.FP32), None) for name, rows in streams.items()]
-    index = np.arange(40)
-    found = cross_distances(Sample(index, index, index), named, named)
-    for i, x in enumerate(streams.values()):
-        for k, y in enumerate(streams.values()):
-            known = distance(x, y, massive_channels(y))
-            assert found[i][k].rel_l2 == pytest.approx(known.rel_l2, rel=1e-3, abs=1e-7)
-            assert found[i][k].cosine == pytest.approx(known.cosine, abs=1e-5)
-            assert found[i][k].angle == pytest.approx(known.angle, rel=1e-3, abs=1e-3)
 
 
 def test_sums_of_rows_in_memory_with_and_without_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

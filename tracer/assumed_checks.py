@@ -13,6 +13,7 @@ from drafttrace.tracer.capture import Capture
 from drafttrace.tracer.checked_states import Check
 from drafttrace.tracer.declared_checks import contradictions
 from drafttrace.tracer.dumps.build import ASSUMED, assumed_wiring
+from drafttrace.tracer.slot_norm_checks import ID as SLOT_NORM
 
 _OF_LAST = {"last-is-last", "last-norm"}
 
@@ -89,6 +90,8 @@ def _against(source: str, name: str, boundary: int | None, is_last: bool, checks
             yield f"{name} is B0"
         elif check.id == "embedding" and check.verdict == "refuted":
             yield f"{name} is not the embedding"
+        elif check.id == SLOT_NORM and check.verdict == "refuted":
+            yield f"{name} stands after the final norm"
         elif check.id == "last-is-last" and is_inner:
             continue
         elif is_last and check.id in _OF_LAST and check.verdict == "refuted":

@@ -29,6 +29,7 @@ from drafttrace.tracer.convert_place import (
 )
 from drafttrace.tracer.convert_prefill import prefill_remedy
 from drafttrace.tracer.convert_recording import left_out_of, refuse_recording
+from drafttrace.tracer.convert_refuted import ByValue
 from drafttrace.tracer.convert_sample import LaterRows, Sample, one_row_per_token, refuse_other_fields
 from drafttrace.tracer.declared_checks import refuse_beyond, with_declared_notes
 from drafttrace.tracer.dumps.contradiction import refuse_other_target
@@ -52,10 +53,11 @@ LOSSES = (
     "sample-numbers",
     "later-passes",
     "other-fields",
+    "value-checks",
 )
-# Of these, what says which samples there are, and nothing of how one is written: a conversion that stopped for want of
-# one goes on with it.
-_OF_SAMPLES = frozenset(("sample-numbers", "later-passes"))
+# Of these, what says which samples there are or may be believed, and nothing of how one is written: a conversion that
+# stopped for want of one goes on with it.
+_OF_SAMPLES = frozenset(("sample-numbers", "later-passes", "value-checks"))
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,7 @@ class _Asked:
     lose: frozenset[str]
     target: Path | None
     ones: bool
+    by_value: ByValue
 
     def cut(self, capture: Capture) -> Sample:
         """One row per token, or a DrafttraceError for what the layout cannot hold."""
@@ -114,7 +117,7 @@ class _Asked:
         if source.mask is None and self.ones:
             source = dataclasses.replace(source, mask=np.ones(len(source.tokens), np.int64))
         self.layout.check(source)
-        return source
+        return self.by_value.held(source, self.layout.id)
 
 
 def convert(
@@ -138,7 +141,9 @@ def convert(
     "speculators". The last two are folders. mapping: the names of the fields of a file of no known
     layout. lose: which of :data:`LOSSES` may be given up. mask: "ones" makes a loss mask where the source has none.
     target: the target's folder; its final norm turns a last state before the norm into one after it, which SpecForge
-    stores. "recording" among the losses is what only a recorder knows: draft rows, rejected rows, probes, the server.
+    stores. What its values refute is not written as declared, unless "value-checks" are among the losses; of a dump of many
+    samples the first eight and every hundredth are held against them. "recording" among the losses is what only a recorder
+    knows: draft rows, rejected rows, probes, the server.
     "other-fields": tensors of a dump that are no tokens, states or mask, such as logits.
 
     A ``PATH`` of several samples is converted whole, as ``drafttrace reference --from`` takes all of them: whoever
@@ -153,7 +158,7 @@ def convert(
     """
     layout = _layout(to, lose, mask)
     asked = said_of(target, request or Request())
-    how = _Asked(layout, asked, frozenset(lose), target, mask == "ones")
+    how = _Asked(layout, asked, frozenset(lose), target, mask == "ones", ByValue(target))
     refuse_in_place(split_spec(spec)[0], out)
     refuse_device(out)
     if layout.folder:

@@ -22,6 +22,7 @@ from drafttrace.tracer.open import open_numbered
 from drafttrace.tracer.position_rows import TakenRows, position_rows
 from drafttrace.tracer.row_statistics import RowStatistics, row_statistics, statistics_together
 from drafttrace.tracer.rows import Rows
+from drafttrace.tracer.slot_norm_checks import ID as SLOT_NORM
 from drafttrace.tracer.target_weights import TargetWeights, said_of
 from drafttrace.tracer.value_checks import Check, check_stored_shift, check_values
 
@@ -302,6 +303,8 @@ def _probably(slot: Slot, k: int, capture: Capture, checks: list[Check]) -> str:
     for check in checks:
         if check.subject == slot.name and check.id == "embedding" and check.verdict in {"found", "confirmed"}:
             return "B0, the embedding (its values are the embedding's)"
+        if check.subject == slot.name and check.id == SLOT_NORM:
+            return f"{LAST_STATE} (by its values)"
     if isinstance(slot.rows, UncutRows):
         return "slots side by side, perhaps; --hidden-size H cuts them"
     if slot.boundary is not None:

@@ -85,7 +85,7 @@ def refuted_before_norm(capture: Capture, state: CheckedState, tokens: Ints, tar
     values = state.take(positions)
     finite = np.isfinite(values).all(-1)
     positions, values = positions[finite], values[finite]
-    if len(positions) < 4 or np.median(np.abs(_size_without_gain(values, target) - 1)) >= _NORMED:
+    if len(positions) < 4 or np.median(np.abs(size_without_gain(values, target) - 1)) >= _NORMED:
         return None
     wanted, low = _wanted(tokens, positions), {}
     for norm, normed in ((Norm.POST, values), (Norm.PRE, target.final_norm(values))):
@@ -147,7 +147,7 @@ def _norm(
     state without its norm is a hundred times too large, and the surest of all. So where the two differ, a size that leaves
     no doubt decides.
     """
-    rms = _size_without_gain(values, target)
+    rms = size_without_gain(values, target)
     by_loss = Norm.POST if low[Norm.POST] <= low[Norm.PRE] else Norm.PRE
     by_size = Norm.POST if np.median(np.abs(rms - 1)) < _NORMED else Norm.PRE
     sized = _is_clear(rms)
@@ -192,7 +192,7 @@ def _norm(
     return found, Check("last-norm", name, "refuted", summary, evidence)
 
 
-def _size_without_gain(values: Floats, target: TargetWeights) -> Floats:
+def size_without_gain(values: Floats, target: TargetWeights) -> Floats:
     """The RMS of every row ``[R]`` as it was before the norm's gain (and bias), if it was normed: 1 then."""
     gain, bias = target.norm_gain(), target.norm_bias()
     used = np.abs(gain) > 0.05 * np.median(np.abs(gain))
@@ -201,11 +201,16 @@ def _size_without_gain(values: Floats, target: TargetWeights) -> Floats:
     return found
 
 
+def is_normed(rms: Floats) -> bool:
+    """Whether nearly every row has the size 1."""
+    return bool(np.quantile(np.abs(rms - 1), 0.95) < _NORMED)
+
+
 def _is_clear(rms: Floats) -> bool:
     """Whether the sizes alone leave no doubt: every row has 1, or the rows are far from it, and not all by one factor, as
     normed rows that somebody scaled are."""
     median = float(np.median(rms))
-    if np.quantile(np.abs(rms - 1), 0.95) < _NORMED:
+    if is_normed(rms):
         return True
     scaled = float(np.quantile(np.abs(rms / median - 1), 0.95)) < _ONE_FACTOR if median > 0 else True
     return not 1 / _FAR < median < _FAR and not scaled

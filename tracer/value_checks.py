@@ -15,6 +15,7 @@ from drafttrace.tracer.checked_states import Check, CheckedState, number
 from drafttrace.tracer.embedding_checks import embedding_checks, stored_embedding_checks
 from drafttrace.tracer.last_state_checks import last_state_checks
 from drafttrace.tracer.position_rows import position_rows
+from drafttrace.tracer.slot_norm_checks import slot_norm_checks
 from drafttrace.tracer.target_weights import TargetWeights
 
 __all__ = ["Check", "check_stored_shift", "check_values"]
@@ -51,6 +52,7 @@ def check_values(capture: Capture, target: TargetWeights) -> list[Check]:
     for state in fitting:
         checks.extend(embedding_checks(state, ids, target))
     checks.extend(_no_embedding(fitting, checks, ids, target))
+    checks.extend(slot_norm_checks(fitting, target))
     checks.extend(assumed_checks(capture, checks))
     checks.extend(last_state_checks(capture, fitting, ids, target))
     return checks

@@ -101,6 +101,17 @@ def test_an_inner_layer_is_no_last_state(sample: Sample, tmp_path: Path) -> None
     assert any("guessing makes 6.93" in line for line in alone.problems)
 
 
+@pytest.mark.parametrize("normed", [True, False])
+def test_a_slot_of_the_last_layer_that_stands_after_the_norm(normed: bool, sample: Sample, tmp_path: Path) -> None:
+    """hidden_states[n] of transformers was believed to be B(n), in whatever dump its id stands."""
+    state = sample.last_post if normed else sample.last_pre
+    found = v1(tmp_path, sample, [sample.b2, sample.b8, state, sample.last_pre], [1, 7, 15, 15])
+    said = "hidden_states[2] is declared B16, the stream before the final norm, and stands after it (RMS 1 without"
+    assert any(said in line for line in found.problems) is normed
+    assert (found.states[2].probably.startswith("the last state after the final norm, no boundary")) is normed
+    assert source_of(found, "hidden_states[2]").startswith("REFUTED") is normed
+
+
 def test_a_normed_last_state_where_the_format_says_pre(sample: Sample, tmp_path: Path) -> None:
     found = v1(tmp_path, sample, [sample.b2, sample.b8, sample.b13, sample.last_post], [1, 7, 12, 15])
     told = verdicts(found)
@@ -417,7 +428,7 @@ def test_a_normed_state_that_was_scaled_is_not_called_one_before_the_norm(sample
 
 
 def test_the_size_of_a_layer_normed_state_is_told_without_its_bias() -> None:
-    from drafttrace.tracer.last_state_checks import _size_without_gain
+    from drafttrace.tracer.last_state_checks import size_without_gain
 
     class Biased:
         def norm_gain(self) -> np.ndarray:
@@ -428,5 +439,5 @@ def test_the_size_of_a_layer_normed_state_is_told_without_its_bias() -> None:
 
     plain = np.random.default_rng(0).normal(size=(5, 64))
     plain /= np.sqrt((plain**2).mean(-1, keepdims=True))
-    sizes = _size_without_gain((plain * 2 + Biased().norm_bias()).astype(np.float32), Biased())  # type: ignore[arg-type]
+    sizes = size_without_gain((plain * 2 + Biased().norm_bias()).astype(np.float32), Biased())  # type: ignore[arg-type]
     assert np.allclose(sizes, 1, atol=1e-4)

@@ -69,7 +69,7 @@ def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *a
         (
             ("convert", "a", "b", "--to", "trace", "--lose", "layer-ids", "--lose", "all"),
             "'all' is no value of --lose; choose one of layer-ids, loss-mask, last-state, boundaries, first-token, "
-            "recording, sample-numbers, later-passes, other-fields.",
+            "recording, sample-numbers, later-passes, other-fields, value-checks.",
         ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",

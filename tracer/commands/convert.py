@@ -52,6 +52,7 @@ class Loss(StrEnum):
     SAMPLE_NUMBERS = "sample-numbers"
     LATER_PASSES = "later-passes"
     OTHER_FIELDS = "other-fields"
+    VALUE_CHECKS = "value-checks"
 
 
 @contextmanager
@@ -86,7 +87,10 @@ def convert(
     ] = False,
     target: Annotated[
         Path | None,
-        typer.Option("--target", help="The target's folder: its final norm, where OUT needs it applied."),
+        typer.Option(
+            "--target",
+            help="The target's folder: its final norm where OUT needs it, and its values to check FILE by.",
+        ),
     ] = None,
     hidden_size: HiddenSize = None,
     layer_ids: LayerIds = None,

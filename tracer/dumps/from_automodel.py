@@ -158,7 +158,7 @@ def _read_eagle3(folder: Path, ref: SampleRef, request: Request) -> Capture:
         mask=None if mask is None else np.concatenate([np.zeros(1, np.int64), mask[:-1]]),
         mask_offset=1,
         valid_length=valid,
-        about=_about("AM-EAGLE3", folder, manifest, own, shifted) | {"next_token_agreement": agreement},
+        about=_about("AM-EAGLE3", folder, manifest, request, own, shifted) | {"next_token_agreement": agreement},
         notes=("ids, mask and target_probs are stored shifted left by one: the first token is lost, and no last "
                f"state is stored ({_shift_source(agreement)})", believed("AM-EAGLE3", manifest),
                *_count_notes(manifest, ref)),
@@ -178,9 +178,10 @@ def _own(shard: SafetensorsFile, inner: int) -> dict[str, Tensor]:
 
 
 def _about(
-    layout: str, folder: Path, manifest: dict[str, Any], own: dict[str, Tensor], tokens: Ints
+    layout: str, folder: Path, manifest: dict[str, Any], request: Request, own: dict[str, Tensor], tokens: Ints
 ) -> dict[str, Any]:
-    wrong = contradictions(layout, folder, manifest, own, tokens)
+    """An index of tokens, which reads thousands of samples, asks for no contradictions."""
+    wrong = () if request.tokens_only else contradictions(layout, folder, manifest, own, tokens)
     return {"manifest": manifest, "folder": str(folder), "contradicted": wrong}
 
 
@@ -255,7 +256,7 @@ def _read_dspark(folder: Path, ref: SampleRef, request: Request) -> Capture:
         slots,
         last=last,
         mask=mask,
-        about=_about("AM-DSPARK", folder, manifest, own, tokens) | {"target_layers": layers},
+        about=_about("AM-DSPARK", folder, manifest, request, own, tokens) | {"target_layers": layers},
         notes=(believed("AM-DSPARK", manifest), *_count_notes(manifest, ref)),
     )
     return _with_unread(made, own)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import tracemalloc
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -189,3 +189,27 @@ def test_the_kernel_costs_no_more_than_a_few_passes_over_its_bytes() -> None:
 
     ratios = [min(seconds(measured) for _ in range(5)) / min(seconds(hashed) for _ in range(5)) for _ in range(9)]
     assert_within("kernel_per_hash_time", float(np.median(ratios)))
+
+
+@pytest.mark.skipif(not native.available(), reason="no C compiler was there when this was installed")
+def test_products_of_bf16_rows_cost_no_more_than_a_few_passes_over_their_bytes() -> None:
+    """Eight streams against 24, all in the cache. 1.6 with AVX-512 on a Xeon, 2.1 with AVX2."""
+    bits = np.random.default_rng(0).standard_normal((32, 4, 4096), np.float32).view(np.uint32) >> 16
+    streams = [native.Block(rows, DType.BF16) for rows in bits.astype(np.uint16)]
+    products, index = native.Products(streams[:8], streams[8:]), np.arange(96)
+    others = native.Block(np.concatenate([block.raw for block in streams[8:]]), DType.BF16)
+
+    def seconds(what: Callable[[], object]) -> float:
+        began = time.thread_time()
+        for _ in range(5):
+            what()
+        return time.thread_time() - began
+
+    def multiplied() -> None:
+        products.of(0, 4)
+
+    def hashed() -> None:
+        native.hash_rows(others, index)
+
+    ratios = [min(seconds(multiplied) for _ in range(5)) / min(seconds(hashed) for _ in range(5)) for _ in range(9)]
+    assert_within("products_per_hash_time", float(np.median(ratios)))

@@ -2,7 +2,7 @@
 
 By SGLang 0.5.23's ``layers/quantization``: AWQ and GPTQ build no ``weight`` at all, and FP8 multiplies what it loads by a
 ``weight_scale`` (``weight_scale_inv``, by block) that starts at the least number of its format. ``fc``, the norms and the
-head are never quantized by these.
+head are never quantized by these: see ``plain_parts``.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ KEY = "quantization_config"
 _PARTS = (
     "qweight", "qzeros", "scales", "g_idx", "weight_packed", "weight_shape", "weight_scale", "weight_scale_inv",
     "weight_scale_2", "weight_global_scale", "weight_zero_point", "weight_g_idx", "input_scale", "input_global_scale",
-    "k_scale", "v_scale", "perm", "workspace",
+    "k_scale", "v_scale", "perm", "workspace", "SCB", "weight_format",
 )  # fmt: skip
 """What stands in the place of a ``weight``, or beside it."""
-_PACKED = {"awq", "awq_marlin", "gptq", "gptq_marlin"}
+SCALES = ("weight_scale", "weight_scale_inv", "weight_scale_2", "weight_global_scale", "SCB")
+"""Parts by which a stored ``weight`` has to be multiplied, or divided, to be what it was."""
+PACKED = {"awq", "awq_marlin", "gptq", "gptq_marlin"}
 _EXEMPT = ("modules_to_not_convert", "ignored_layers", "dynamic")
 _NEEDS = {
     "awq": (("w_bit", "bits"), ("q_group_size", "group_size"), ("zero_point",)),
@@ -35,10 +37,11 @@ _NEEDS = {
 def is_quantized(draft: DraftConfig) -> bool:
     """Whether SGLang may build the draft's layers for quantized tensors: it looks in three places for how."""
     beside = (draft.path.parent / "hf_quant_config.json").is_file()  # Model-Optimizer's
-    return bool(_said(draft)) or bool(draft.raw.get("compression_config")) or beside
+    return bool(said_by(draft)) or bool(draft.raw.get("compression_config")) or beside
 
 
-def _said(draft: DraftConfig) -> Mapping[str, Any]:
+def said_by(draft: DraftConfig) -> Mapping[str, Any]:
+    """``quantization_config`` of the draft's config; empty where there is none."""
     said = draft.raw.get(KEY)
     return said if isinstance(said, Mapping) else {}
 
@@ -58,7 +61,7 @@ def stands_for(name: str, held: Collection[str]) -> bool:
 def quantization_findings(subject: Subject) -> Iterator[Finding]:
     """Tensors that are not quantized under a config which says that they are."""
     draft, names = subject.draft, subject.draft_weights.names
-    said, method = _said(draft), _method(draft)
+    said, method = said_by(draft), method_of(draft)
     if not said or refused(subject):
         return
     lost = [one[-1] for one in _NEEDS.get(method, ()) if not any(name in said for name in one)]
@@ -76,7 +79,7 @@ def quantization_findings(subject: Subject) -> Iterator[Finding]:
     if not plain:
         return
     what = {"fp8": "multiplies them by scales, of which none is stored, so that they come out as noise"}.get(method)
-    if method in _PACKED:
+    if method in PACKED:
         what = "builds no parameter of these names and drops them, so that its layers keep what the memory held"
     if what is not None:
         yield fault(
@@ -94,16 +97,17 @@ def unquantized(subject: Subject) -> list[str]:
     empty where it need not."""
     draft, weights = subject.draft, subject.draft_weights
     if (
-        any(_said(draft).get(key) for key in _EXEMPT)
-        or _method(draft) not in {*_PACKED, "fp8"}
+        any(said_by(draft).get(key) for key in _EXEMPT)
+        or method_of(draft) not in {*PACKED, "fp8"}
         or any(is_part(name) for name in weights.names)
     ):
         return []
     return [name for name in weights.names if _is_linear(name) and weights.info(name).dtype in _FLOATS]
 
 
-def _method(draft: DraftConfig) -> str:
-    return str(_said(draft).get("quant_method", "")).lower()
+def method_of(draft: DraftConfig) -> str:
+    """The quant_method that the draft's config names, in small letters."""
+    return str(said_by(draft).get("quant_method", "")).lower()
 
 
 _FLOATS = {"BF16", "F16", "F32"}

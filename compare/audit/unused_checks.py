@@ -14,6 +14,7 @@ from typing import Any
 from drafttrace.compare.audit.class_tensors import HEAD, draft_class, parameters
 from drafttrace.compare.audit.layer_checks import layer_of, layers_that_differ
 from drafttrace.compare.audit.mla_checks import ATTENTION, other_attention, refused
+from drafttrace.compare.audit.plain_parts import plain_modules
 from drafttrace.compare.audit.quantized import is_part, is_quantized
 from drafttrace.compare.audit.sglang_rules import honoured
 from drafttrace.compare.audit.subject import Subject, fault, note
@@ -42,8 +43,12 @@ def unused_findings(subject: Subject) -> Iterator[Finding]:
     left = [name for name in left if not name.endswith(("rotary_emb.inv_freq", "mask_hidden"))]
     if other_attention(subject) is not None:
         left = [name for name in left if ATTENTION not in name]
-    if is_quantized(subject.draft):
-        left = [name for name in left if not is_part(name)]
+    plain = plain_modules(subject) if any(is_part(name) for name in left) else ()  # told by ``plain_parts``
+    left = [
+        name
+        for name in left
+        if not (is_part(name) and (is_quantized(subject.draft) or name.split(".", 1)[0] in plain))
+    ]
     differ = layers_that_differ(subject)
     left = [name for name in left if layer_of(name) not in differ]
     if not left or refused(subject):

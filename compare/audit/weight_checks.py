@@ -19,6 +19,7 @@ from drafttrace.compare.audit.mla_checks import (
     refused,
 )
 from drafttrace.compare.audit.name_checks import name_findings
+from drafttrace.compare.audit.plain_parts import plain_modules, plain_part_findings
 from drafttrace.compare.audit.quantized import is_quantized, quantization_findings, stands_for
 from drafttrace.compare.audit.shape_remedies import D2T, Shapes, shapes_of
 from drafttrace.compare.audit.shape_remedies import HEAD as HEAD_WEIGHT
@@ -83,6 +84,7 @@ def weight_findings(subject: Subject, reports: tuple[TensorReport, ...]) -> Iter
     yield from layer_findings(subject)
     yield from name_findings(subject)
     yield from quantization_findings(subject)
+    yield from plain_part_findings(subject)
     yield from _missing_and_wrong(subject)
     yield from _head_and_embedding(subject)
     yield from unused_findings(subject)
@@ -115,10 +117,11 @@ def _missing_and_wrong(subject: Subject) -> Iterator[Finding]:
     slots = subject.fc_slots or len(subject.served.wiring or ()) or 3
     other = other_attention(subject) is not None  # its tensors are named together, and so are those of whole layers
     differ, quantized = layers_that_differ(subject), is_quantized(subject.draft)
+    plain = [f"{module}.weight" for module in plain_modules(subject)]  # their parts are told for themselves
     for name, shape in built_shapes(subject.draft, slots).items():
         if (other and ATTENTION in name) or layer_of(name) in differ:
             continue
-        if quantized and stands_for(name, have):
+        if (quantized or name in plain) and stands_for(name, have):
             continue
         if name not in have and not refused(subject):  # a server that does not start reads none
             yield fault(
@@ -150,7 +153,10 @@ def shape_findings(subject: Subject) -> Iterator[Finding]:
     )  # the latent sizes are read off these tensors, all at once
     differing = [name for name in shapes.wrong() if not ((other or lost) and ATTENTION in name)]
     if is_quantized(subject.draft):  # several values are packed into one integer
-        differing = [name for name in differing if shapes.weights.info(name).float_dtype is not None]
+        plain = [f"{module}.weight" for module in plain_modules(subject)]
+        differing = [
+            name for name in differing if name in plain or shapes.weights.info(name).float_dtype is not None
+        ]
     yield from _wrong_shapes(shapes, [name for name in differing if name not in (HEAD_WEIGHT, D2T)])
 
 
@@ -258,12 +264,19 @@ def headless_finding(subject: Subject) -> Finding | None:
     draft = subject.draft
     if HEAD_WEIGHT in subject.draft_weights or draft.draft_vocab_size is None or draft.tied:
         return None
+    if stands_for(HEAD_WEIGHT, subject.draft_weights.names):
+        return None  # quantized: read, or told with what else is quantized in vain
+    # the target's head has a row for each of its tokens: draft ids are then target ids, which a map would turn again
+    shared = D2T not in subject.draft_weights and draft.hidden_size == subject.target.hidden_size
     return fault(
         "weights-missing",
         0.95,
         f"The checkpoint has no lm_head and draft_vocab_size is {draft.draft_vocab_size}, so SGLang serves a head of "
         "random weights.",
-        'Export lm_head.weight with the draft, or write "draft_vocab_size": null so that the target\'s head is shared.',
+        "Export lm_head.weight with the draft"
+        + (', or write "draft_vocab_size": null so that the target\'s head is shared' * shared)
+        + (f", a row for each token of {D2T}" * (D2T in subject.draft_weights))
+        + ".",
         {"tensor": HEAD_WEIGHT, "draft_vocab_size": draft.draft_vocab_size},
     )
 

@@ -7,7 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from audit_folders import LLAMA_TARGET, draft_tensors, specforge, write_draft, write_target
+from audit_folders import (
+    HIDDEN,
+    LLAMA_TARGET,
+    PRUNED,
+    draft_tensors,
+    mla,
+    mla_tensors,
+    specforge,
+    write_draft,
+    write_target,
+)
 
 from drafttrace.compare.audit.check import check
 from drafttrace.compare.audit.result import CheckResult
@@ -70,6 +80,94 @@ def test_a_draft_that_is_quantized_is_not_called_damaged(tmp_path: Path) -> None
     assert not [f for f in audited(tmp_path / "fp8", FP8, held).findings if f.id == "weights-unused"]
     plain = {k: v for k, v in held.items() if k != "midlayer.mlp.up_proj.weight"}
     assert any("up_proj.weight" in f.summary for f in audited(tmp_path / "none", {}, plain).faults)
+
+
+def packed(name: str) -> dict[str, torch.Tensor]:
+    """The draft with one more tensor stored as AWQ stores it, in the place of its ``weight``."""
+    held = quantized({"qweight": torch.int32, "qzeros": torch.int32, "scales": torch.float16})
+    module = name.removesuffix("weight")
+    del held[name]
+    parts = {"qweight": torch.int32, "qzeros": torch.int32, "scales": torch.float16}
+    return held | {f"{module}{part}": torch.ones(16, 4).to(dtype) for part, dtype in parts.items()}
+
+
+def scaled(name: str, rows: int, value: float = 0.5) -> dict[str, torch.Tensor]:
+    """The draft with scales beside every projection and beside one more tensor."""
+    held = draft_tensors()
+    scales = {f"{k}_scale": torch.ones(1) for k in held if k.endswith("_proj.weight")}
+    return {**held, **scales, f"{name}_scale": torch.full((rows, 1), value)}
+
+
+CT = {
+    "quant_method": "compressed-tensors",
+    "format": "float-quantized",
+    "config_groups": {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float"}}},
+}
+
+
+@pytest.mark.parametrize("name", ["fc.weight", "lm_head.weight"])
+def test_packed_tensors_of_a_plain_module_fill_nothing(name: str, tmp_path: Path) -> None:
+    """An AWQ draft with 'fc.qweight' was healthy; a head so stored was to be made the target's."""
+    (found,) = audited(tmp_path, AWQ, packed(name)).faults
+    assert found.id == "weights-missing" and f"'{name.removesuffix('weight')}qweight'" in found.summary
+    assert found.remedy.startswith(f"Export {name} as it was trained") and "null" not in found.remedy
+    held = {k: v for k, v in draft_tensors().items() if k != name}
+    held |= {k: v for k, v in packed(name).items() if k.startswith(name.removesuffix("weight"))}
+    (found,) = audited(tmp_path / "unsaid", None, held).faults
+    assert found.evidence["tensor"] == name and "without a quantization_config" in found.summary
+
+
+@pytest.mark.parametrize("name", ["fc.weight", "lm_head.weight"])
+@pytest.mark.parametrize("said", [FP8, CT, None], ids=["fp8", "compressed-tensors", "unsaid"])
+def test_scales_of_a_plain_module_are_a_fault(name: str, said: dict[str, Any] | None, tmp_path: Path) -> None:
+    """Seen on a server: fc in FP8 has an accept length of 1.33 where 4.92 is right, and the check found nothing."""
+    held = scaled(name, PRUNED)
+    if said is None:
+        held = {k: v for k, v in held.items() if "_proj.weight_scale" not in k}
+    (found,) = audited(tmp_path, said, held).faults
+    assert found.id == "weights-unused" and f"'{name}_scale'" in found.summary and "unscaled" in found.summary
+    ones = audited(tmp_path / "ones", said, {**held, f"{name}_scale": torch.ones(PRUNED, 1)})
+    assert not ones.findings  # nothing is lost
+
+
+def test_a_head_that_its_quantization_names_is_read(tmp_path: Path) -> None:
+    assert not audited(tmp_path / "awq", {**AWQ, "lm_head": True}, packed("lm_head.weight")).findings
+    groups = {"group_0": {**CT["config_groups"]["group_0"], "targets": ["Linear", "re:.*lm_head"]}}
+    assert not audited(tmp_path / "ct", {**CT, "config_groups": groups}, scaled("lm_head.weight", PRUNED)).findings
+    assert audited(tmp_path / "fc", {**CT, "config_groups": groups}, scaled("fc.weight", HIDDEN)).faults
+
+
+def test_one_scale_of_the_whole_head_is_a_hint(tmp_path: Path) -> None:
+    """It leaves the order of the tokens as it is."""
+    result = audited(tmp_path, FP8, scaled("lm_head.weight", 1))
+    assert not result.faults and any("leaves the order of the tokens" in f.summary for f in result.findings)
+
+
+def test_a_quantized_fc_of_the_latent_class_is_read(tmp_path: Path) -> None:
+    """It passes the quantization on to its fc."""
+    held = {**mla_tensors(), "fc.weight_scale": torch.full((1,), 0.5)}
+    draft = write_draft(tmp_path / "draft", mla(CANONICAL, quantization_config=FP8), held)
+    result = check(write_target(tmp_path / "target"), draft, sglang_version="0.5.23")
+    assert not any("fc" in f.summary for f in result.faults)
+
+
+def test_an_integer_fc_under_a_quantized_config_is_a_fault(tmp_path: Path) -> None:
+    """Shapes and formats of whole numbers were passed over, as those of a layer have to be."""
+    held = {**scaled("fc.weight", 1, 1.0), "fc.weight": torch.ones(HIDDEN, 3 * HIDDEN).to(torch.int8)}
+    (found,) = audited(tmp_path, FP8, held).faults
+    assert found.evidence["dtype"] == "I8" and "whole numbers" in found.summary
+
+
+def test_no_head_beside_a_map_is_not_to_be_shared(tmp_path: Path) -> None:
+    """Pasted, "draft_vocab_size": null took the target's head, and the server stopped at the first id beyond d2t."""
+    held = {k: v for k, v in draft_tensors().items() if k != "lm_head.weight"}
+    (found,) = audited(tmp_path, None, held).faults
+    assert found.remedy == "Export lm_head.weight with the draft, a row for each token of d2t."
+    bare = {k: v for k, v in held.items() if k not in ("d2t", "t2d")}
+    told = [
+        f for f in audited(tmp_path / "bare", None, bare).faults if f.evidence.get("tensor") == "lm_head.weight"
+    ]
+    assert '"draft_vocab_size": null' in told[0].remedy
 
 
 def test_scales_without_a_config_that_says_so_are_lost(tmp_path: Path) -> None:

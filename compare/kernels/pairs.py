@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import wait
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from drafttrace.compare.kernels import blocks, native
+from drafttrace.compare.kernels.kept_threads import beside
 from drafttrace.tracer.capture import Ints
 from drafttrace.tracer.rows import DType, Floats
 
@@ -83,8 +84,11 @@ def cross_dots(xs: Sequence[native.Block], ys: Sequence[native.Block]) -> Double
     products = native.Products(xs, ys)
     if parts == 1:
         return products.of(0, rows).transpose(1, 2, 0)
-    with ThreadPoolExecutor(parts - 1) as pool:
-        others = [pool.submit(products.of, *cut) for cut in itertools.pairwise(cuts[1:])]
-        own = products.of(0, cuts[1])  # here: a call takes milliseconds, and so does a thread to get going
-        done: Doubles = np.concatenate([own, *(other.result() for other in others)])
+    pool = beside(blocks.threads() - 1)
+    others = [pool.submit(products.of, *cut) for cut in itertools.pairwise(cuts[1:])]
+    try:
+        own = products.of(0, cuts[1])
+    finally:
+        wait(others)
+    done: Doubles = np.concatenate([own, *(other.result() for other in others)])
     return done.transpose(1, 2, 0)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import multiprocessing
+import os
+import threading
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +14,7 @@ from number_formats import FORMATS, FP8, every_code, sample, stored
 
 from drafttrace.compare import locate
 from drafttrace.compare import sample as sampling
+from drafttrace.compare.kernels import blocks as native_blocks
 from drafttrace.compare.kernels import native
 from drafttrace.compare.kernels.native import Block
 from drafttrace.compare.kernels.pairs import cross_dots
@@ -160,6 +164,39 @@ def test_products_that_make_no_sense_are_refused() -> None:
     for start, stop in ((0, 6), (-1, 2), (3, 2)):
         with pytest.raises(ValueError, match=f"rows {start} to {stop} of 5"):
             native.Products(xs, xs).of(start, stop)
+
+
+@needs_kernel
+def test_threads_stay_from_one_product_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To make one took longer than the product itself on a busy machine."""
+    monkeypatch.setattr(native_blocks, "threads", lambda: 3)
+    seen: set[int] = set()
+    original = native.Products.of
+
+    def watched(self: native.Products, start: int, stop: int) -> npt.NDArray[np.float64]:
+        seen.add(threading.get_ident())
+        return original(self, start, stop)
+
+    monkeypatch.setattr(native.Products, "of", watched)
+    xs, ys = blocks(DType.BF16, 8, 40, 1100), blocks(DType.BF16, 40, 40, 1100, 1)
+    for _ in range(4):
+        assert_products(cross_dots(xs, ys).transpose(2, 0, 1), xs, ys, slice(0, 40))
+    assert 2 <= len(seen) <= 3 and threading.get_ident() in seen
+
+
+@needs_kernel
+@pytest.mark.skipif(not hasattr(os, "register_at_fork"), reason="no process is forked off here")
+@pytest.mark.filterwarnings("ignore:This process.*multi-threaded:DeprecationWarning")
+def test_a_process_that_was_forked_off_has_threads_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_blocks, "threads", lambda: 2)
+    xs, ys = blocks(DType.BF16, 8, 40, 1100), blocks(DType.BF16, 40, 40, 1100, 1)
+    cross_dots(xs, ys)
+    child = multiprocessing.get_context("fork").Process(target=cross_dots, args=(xs, ys))
+    child.start()
+    child.join(30)
+    hung = child.is_alive()
+    child.kill()
+    assert not hung and child.exitcode == 0
 
 
 @pytest.mark.parametrize("dtype", [DType.FP32, DType.BF16])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 from collections import deque
@@ -50,6 +51,18 @@ def threads() -> int:
     """How many threads the kernel uses: one for each processor that this process may use, up to 8."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(_MOST_THREADS, usable, *_limit))
+
+
+@functools.cache
+def beside(count: int) -> ThreadPoolExecutor:
+    """``count`` threads to work beside the caller's for a millisecond or so, the same at every call: to make them takes up
+    to two on a busy machine. A process that was forked off has none of its parent's threads, and gets its own. Work
+    given to them must not wait for other such work."""
+    return ThreadPoolExecutor(count, "drafttrace-kernel")
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=beside.cache_clear)
 
 
 def measure(

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from drafttrace.compare.kernels import blocks, native
-from drafttrace.compare.kernels.kept_threads import beside
 from drafttrace.tracer.capture import Ints
 from drafttrace.tracer.rows import DType, Floats
 
@@ -84,7 +83,7 @@ def cross_dots(xs: Sequence[native.Block], ys: Sequence[native.Block]) -> Double
     products = native.Products(xs, ys)
     if parts == 1:
         return products.of(0, rows).transpose(1, 2, 0)
-    pool = beside(blocks.threads() - 1)
+    pool = blocks.beside(blocks.threads() - 1)
     others = [pool.submit(products.of, *cut) for cut in itertools.pairwise(cuts[1:])]
     try:
         own = products.of(0, cuts[1])

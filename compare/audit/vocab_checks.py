@@ -1,4 +1,4 @@
-"""The map from draft tokens to target tokens: there, monotonic, in range, unique, and offsets as SGLang reads them."""
+"""The map from draft tokens to target tokens: there, in range, unique, and offsets as SGLang reads them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from drafttrace.compare.audit.subject import Subject, fault
+from drafttrace.compare.audit.subject import Subject, fault, note
 from drafttrace.compare.draft_weights import matrix_shape
 from drafttrace.compare.result import Finding
 
@@ -41,16 +41,39 @@ def sane(targets: Ints, vocab: int) -> bool:
     return inside and bool((np.diff(targets) > 0).all())
 
 
-def read_d2t(d2t: Ints, vocab: int) -> str:
+def distinct(targets: Ints, vocab: int) -> bool:
+    """Whether ids are within the vocabulary, each once, in whatever order."""
+    return sane(np.sort(targets), vocab)
+
+
+def read_d2t(d2t: Ints, vocab: int, kept: Ints | None = None) -> str:
     """How the numbers of a ``d2t`` can be meant: as offsets, as absolute ids, as either or neither.
 
-    Every trainer lists the kept tokens in ascending order, so the right reading ascends.
+    kept: the tokens that a ``t2d`` beside it keeps, in ascending order, which prove a reading. Without one the reading
+    that ascends is right, as every trainer lists the kept tokens so; and where none does, the one of distinct tokens: a
+    head whose rows stand in the order of frequency has such a map.
     """
-    as_offset = sane(d2t + np.arange(len(d2t)), vocab)
-    as_absolute = sane(d2t, vocab)
-    if as_offset:
-        return EITHER if not d2t.any() else OFFSETS
-    return ABSOLUTE if as_absolute else NEITHER
+    offsets = d2t + np.arange(len(d2t))
+    as_offsets = OFFSETS if d2t.any() else EITHER
+    if kept is not None and len(kept) == len(d2t):
+        for reading, targets in ((as_offsets, offsets), (ABSOLUTE, d2t)):
+            if np.array_equal(np.sort(targets), kept):
+                return reading
+    for right in (sane, distinct):
+        for reading, targets in ((as_offsets, offsets), (ABSOLUTE, d2t)):
+            if right(targets, vocab):
+                return reading
+    return NEITHER
+
+
+def kept_tokens(subject: Subject) -> Ints | None:
+    """The tokens that the draft's ``t2d`` keeps, ascending; None without one, where it is no mask, and where it was never
+    filled: it then keeps no token, or every one."""
+    t2d = integers(subject, "t2d")
+    if t2d is None or (subject.draft_weights.info("t2d").dtype != "BOOL" and not set(np.unique(t2d)) <= {0, 1}):
+        return None
+    kept = np.flatnonzero(t2d).astype(np.int64)
+    return kept if 0 < len(kept) < len(t2d) else None
 
 
 def vocabulary_map(subject: Subject) -> VocabularyMap | None:
@@ -58,7 +81,7 @@ def vocabulary_map(subject: Subject) -> VocabularyMap | None:
     d2t = integers(subject, "d2t")
     if d2t is None:
         return None
-    reading = read_d2t(d2t, subject.target.vocab_size)
+    reading = read_d2t(d2t, subject.target.vocab_size, kept_tokens(subject))
     targets = d2t if reading == ABSOLUTE else d2t + np.arange(len(d2t))
     return VocabularyMap(reading, len(d2t), subject.target.vocab_size, targets)
 
@@ -164,13 +187,13 @@ def _reading(subject: Subject, found: VocabularyMap, vocab: int) -> Iterator[Fin
         repeated = len(targets) - len(np.unique(targets))
         yield fault(
             "vocab-map-range",
-            0.9 if outside or repeated else 0.5,
+            0.9,
             f"d2t read as offsets leaves {_ids(outside)} outside 0..{vocab - 1}, {repeated} repeated and "
-            f"{int((np.diff(targets) <= 0).sum())} out of order.",
+            f"{_out_of_order(targets)} out of order.",
             "Export d2t again from the training run's t2d: flatnonzero(t2d) - arange.",
             {"outside": outside, "repeated": repeated},
         )
-    elif found.reading == EITHER and found.draft_vocab < vocab:
+    elif found.reading == EITHER and found.draft_vocab < vocab and not _keeps_the_first(subject, found.draft_vocab):
         yield fault(
             "vocab-map-missing",
             0.6,
@@ -178,6 +201,25 @@ def _reading(subject: Subject, found: VocabularyMap, vocab: int) -> Iterator[Fin
             "Export the map that training used, unless it kept exactly these tokens.",
             {"draft_vocab": found.draft_vocab},
         )
+    if found.reading in (OFFSETS, ABSOLUTE) and _out_of_order(found.targets):
+        yield note(
+            "vocab-map-range",
+            0.4,
+            f"d2t lists {_out_of_order(found.targets)} of its {found.draft_vocab} tokens out of ascending order, each "
+            "once: right where the rows of lm_head stand in the same order.",
+            "Nothing, if training wrote both so; drafttrace replay on a training dump tries the ascending order, too.",
+            {"out_of_order": _out_of_order(found.targets)},
+        )
+
+
+def _keeps_the_first(subject: Subject, count: int) -> bool:
+    """Whether ``t2d`` proves that training kept the first tokens, of which every offset is zero."""
+    kept = kept_tokens(subject)
+    return kept is not None and np.array_equal(kept, np.arange(count))
+
+
+def _out_of_order(targets: Ints) -> int:
+    return int((np.diff(targets) <= 0).sum())
 
 
 def _ids(count: int) -> str:
@@ -188,16 +230,28 @@ def _against_t2d(subject: Subject, found: VocabularyMap) -> Iterator[Finding]:
     t2d = integers(subject, "t2d")
     if t2d is None:
         return
-    evidence: dict[str, Any] = {"t2d": len(t2d), "kept": int((t2d != 0).sum()), "d2t": found.draft_vocab}
+    kept = np.flatnonzero(t2d)
+    evidence: dict[str, Any] = {"t2d": len(t2d), "kept": len(kept), "d2t": found.draft_vocab}
     is_mask = subject.draft_weights.info("t2d").dtype == "BOOL" or set(np.unique(t2d)) <= {0, 1}
-    if is_mask and not np.array_equal(np.flatnonzero(t2d), np.sort(found.targets)):
-        yield fault(
+    if not is_mask or np.array_equal(kept, np.sort(found.targets)):
+        return
+    if len(kept) in (0, len(t2d)) and distinct(found.targets, found.target_vocab):
+        yield note(
             "vocab-map-range",
-            0.8,
-            f"t2d keeps {evidence['kept']} target tokens, d2t names {found.draft_vocab}, and they are not the same ones.",
-            "Export both from one training run; the server reads d2t only.",
+            0.5,
+            f"t2d keeps {'no token' if not len(kept) else 'every token'}, so it was never filled; the server reads d2t "
+            "only, which names each of its tokens once.",
+            "Export t2d with d2t: training from this checkpoint reads it.",
             evidence,
         )
+        return
+    yield fault(
+        "vocab-map-range",
+        0.8,
+        f"t2d keeps {evidence['kept']} target tokens, d2t names {found.draft_vocab}, and they are not the same ones.",
+        "Export both from one training run; the server reads d2t only.",
+        evidence,
+    )
 
 
 def decoded_samples(subject: Subject, found: VocabularyMap | None) -> tuple[tuple[int, int, str | None], ...]:

@@ -36,7 +36,7 @@ register(
         rank=350,
         listed=20,
         what="The map holds absolute ids where offsets are expected, or offsets where ids are.",
-        signature="Read as offsets, d2t points outside the vocabulary or at ids out of order.",
+        signature="Read as offsets, d2t points outside the vocabulary or at an id twice.",
         remedy="Store offsets: target id = draft id + d2t.",
         cases=("verl-SpeCo#67",),
     ),

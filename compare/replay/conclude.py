@@ -21,7 +21,7 @@ from drafttrace.compare.replay.findings import (
 from drafttrace.compare.replay.live import LiveComparison
 from drafttrace.compare.replay.live_findings import agreement_finding, contradiction_finding, live_findings
 from drafttrace.compare.replay.material import broken_findings
-from drafttrace.compare.replay.order_findings import order_findings
+from drafttrace.compare.replay.order_findings import known_slot_findings, order_findings
 from drafttrace.compare.replay.prepare import Bench, another_wiring
 from drafttrace.compare.replay.ranking import Scored, alike, works
 from drafttrace.compare.replay.result import ReplayResult, SearchInfo, VariantRow, WiringRow
@@ -42,7 +42,8 @@ class Measured:
     has. scored: what each wiring that was run gives; ranked: those, best first. served: what the server hands over; answer:
     what that gives over all rows, where the texts are cut to what a layer sweep covers. variants: the best wiring with one
     switch the other way round; causes: those that should be. as_served: the best wiring with the switches as the server
-    reads them. audited: what config and weights say. live: the trace's draft beside the replay.
+    reads them. audited: what config and weights say. live: the trace's draft beside the replay. moved: that all
+    of this is of ids at other places than the captures have them.
     """
 
     subject: Subject
@@ -60,6 +61,7 @@ class Measured:
     as_served: WiringScore | None
     audited: Sequence[Finding]
     live: LiveComparison | None
+    moved: Finding | None = None
 
     @property
     def reference(self) -> Wiring | None:
@@ -123,6 +125,8 @@ class Measured:
     def _named(self) -> Iterator[Finding]:
         wiring, served = self.reference, self.served
         yield from broken_findings(self.bench.whole, [key for w in self.scored for key in w])
+        if self.moved is not None:
+            yield self.moved
         yield from self.audited
         if wiring is None:
             return
@@ -149,6 +153,8 @@ class Measured:
             for found in wiring_findings(self.subject, (wiring, first), (served, self.scored.get(served)), others):
                 told = True
                 yield found
+        if not told and self.bench.captures[0].draft is None:
+            yield from known_slot_findings(self.subject, wiring, first, served)
         if not told and alone:
             others = [w for w in undecided if w != own]
             yield from order_findings(

@@ -243,6 +243,11 @@ _MEANING = {
         "d2t holds absolute ids, which the server reads as offsets",
         "Store d2t[i] - i.",
     ),
+    ("d2t", "ascending"): (
+        "vocab-map-range",
+        "the rows of lm_head stand in ascending order of their tokens, and d2t lists these in another",
+        "Store d2t in that order: numpy.sort(d2t + arange) - arange.",
+    ),
     ("d2t", "offsets"): ("vocab-map-offset", "d2t holds offsets", "Keep d2t as it is."),
     ("windows", "none"): (
         "window-mismatch",
@@ -296,8 +301,10 @@ def variant_findings(
             yield fault(
                 "token-shift",
                 sure,
-                f"The draft works better when row t reads token t+1{int(variant.value):+d}: {numbers}.",
-                "Shift the token ids of the capture or of the training data by that much.",
+                f"The draft works better when row t reads token t{int(variant.value) + 1:+d} in the place of t+1 and names "
+                f"t+2 as before: {numbers}.",
+                "Train the draft with the embedding of token t+1 beside the state of token t, as servers hand it over "
+                "(SpecForge rolls input_ids by one for that); no line of a config moves it.",
                 evidence,
             )
             continue

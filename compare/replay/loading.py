@@ -19,7 +19,7 @@ from drafttrace.compare.draft_weights import (
 )
 from drafttrace.compare.replay.model import UNSERVED, DraftModel, Reading
 from drafttrace.compare.replay.products import linear
-from drafttrace.compare.replay.switches import ABSOLUTE, OWN, Switches
+from drafttrace.compare.replay.switches import ABSOLUTE, ASCENDING, OWN, Switches
 from drafttrace.compare.target_parts import TargetParts
 from drafttrace.tracer.capture import Ints
 from drafttrace.tracer.errors import UnknownFormat, UnreadableFile
@@ -56,6 +56,8 @@ class Replayer:
         place = np.arange(self.draft_vocabulary, dtype=np.int64)
         if self.d2t is None:
             return place
+        if switches.d2t == ASCENDING:
+            return np.sort(self.d2t + place)
         return self.d2t if switches.d2t == ABSOLUTE else self.d2t + place
 
     def sayable(self, switches: Switches) -> Sayable:

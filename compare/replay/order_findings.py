@@ -17,6 +17,8 @@ from drafttrace.compare.replay.texts import Key, keys_name
 from drafttrace.compare.result import Finding
 from drafttrace.tracer.boundary import wiring_name
 
+WORKS = 0.2
+"""Of the tokens the share that a draft that works names at the least."""
 _UNSURE = 0.8
 """How sure a finding is at most whose winner these rows cannot tell from other wirings."""
 
@@ -67,6 +69,33 @@ def order_findings(
     )
 
 
+def known_slot_findings(
+    subject: Subject, winner: Sequence[Key], first: Scored, served: Sequence[Key] | None
+) -> Iterator[Finding]:
+    """That a slot of which the boundary is known is another one than the server hands over, where others have no name.
+
+    winner: what the draft works best with. served: what the server hands over; where all of the winner's slots have
+    names, the difference of the two says more.
+    """
+    if served is None or len(served) != len(winner) or not all(isinstance(key, int) for key in served):
+        return
+    slots = tuple(k for k, key in enumerate(winner) if isinstance(key, int) and served[k] != key)
+    if not slots or all(isinstance(key, int) for key in winner) or not first.score.top1 >= WORKS:
+        return
+    wanted = ", ".join(f"{keys_name([winner[k]])[1:-1]} in slot {k}" for k in slots)
+    elsewhere = all(winner[k] in served for k in slots)
+    yield fault(
+        "slot-permutation" if elsewhere else "wrong-boundary",
+        0.9,
+        f"The draft reads {wanted}, as the values say, and works with it ({first.score.top1:.1%} with "
+        f"{keys_name(winner)}); {subject.served.who} hands over {keys_name(served)} with this config, which is not "
+        "that whatever the file's other slots are.",
+        "Say what these are with --slots-are, one boundary per slot, and replay again: it gives the line for the config.",
+        {"wiring": keys_name(winner), "served": keys_name(served), "top1": first.score.top1},
+        slots,
+    )
+
+
 def _paired(first: Scored, second: Scored) -> float:
     return 1 - math.exp(-max(0.0, sigmas(first.hits, second.hits)) / 3)
 
@@ -94,7 +123,9 @@ def _remedy(subject: Subject, named: tuple[int, ...] | None, winner: Sequence[Ke
         )
     if named is not None:
         return _by_list(winner, named) + _named_remedy(subject, named, order)
-    if served is None or len(served) != len(order) or set(winner) != set(order):
+    known = [k for k, key in enumerate(order) if isinstance(key, int)]
+    told = served is not None and len(served) == len(order) and all(order[k] == served[k] for k in known)
+    if served is None or not told or set(winner) != set(order):
         return (
             "Say what the file's slots are with --slots-are, one boundary per slot, and replay again: it gives the line "
             "for the config."

@@ -6,6 +6,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, combinations, permutations
 
+import numpy as np
+
 from drafttrace.compare.audit.evidence_checks import IS_EMBEDDING, dump_wiring
 from drafttrace.compare.audit.sglang_rules import honoured
 from drafttrace.compare.audit.subject import Subject
@@ -13,7 +15,16 @@ from drafttrace.compare.replay.loading import Replayer, load_replayer
 from drafttrace.compare.replay.not_loaded import refuse_what_no_server_loads
 from drafttrace.compare.replay.result import GIVEN
 from drafttrace.compare.replay.search import Wiring
-from drafttrace.compare.replay.switches import ABSOLUTE, OFFSETS, OWN, SERVED, TARGETS, Switches, switches_of
+from drafttrace.compare.replay.switches import (
+    ABSOLUTE,
+    ASCENDING,
+    OFFSETS,
+    OWN,
+    SERVED,
+    TARGETS,
+    Switches,
+    switches_of,
+)
 from drafttrace.compare.replay.texts import Key, Text, cut_to_sweep, key_name, keys_name, text_of
 from drafttrace.compare.target_parts import TargetParts, target_parts
 from drafttrace.tracer.boundary import boundary_name
@@ -256,6 +267,8 @@ def variants_of(base: Switches, replayer: Replayer) -> Iterator[tuple[str, str, 
     if replayer.d2t is not None:
         other = ABSOLUTE if base.d2t == OFFSETS else OFFSETS
         yield "d2t", other, replace(base, d2t=other)
+        if base.d2t == OFFSETS and bool((np.diff(replayer.targets(base)) <= 0).any()):
+            yield "d2t", ASCENDING, replace(base, d2t=ASCENDING)
     for shift in (-1, 1):
         yield "token_shift", str(shift), replace(base, token_shift=base.token_shift + shift)
     if replayer.model.turned_otherwise:

@@ -15,6 +15,8 @@ from drafttrace.compare.replay.texts import Key, key_name
 from drafttrace.compare.result import FAULT, Finding
 
 SCHEMA = "drafttrace.replay/1"
+_MANY = 256
+"""Rows of which no more are needed to see whether a draft works."""
 GIVEN = "given"
 """The source of a wiring that the user names."""
 
@@ -177,8 +179,10 @@ class ReplayResult:
                 "length to expect is not known"
             )
         found = f"{self.best.wiring} gives {score.top1:.1%} at the first step over {score.rows} rows {length}"
-        if too_few(score):
+        if too_few(score) and score.rows < _MANY:
             found += ", too few rows to say whether the draft works (record a longer answer: --max-new-tokens 256)"
+        elif too_few(score):
+            found += ", which is hardly what a draft that works gives (a fifth of the tokens that it can say, at the least)"
         if self.scored > 1:
             return f"{found}; none of the {self.scored} wirings that were tried is better beyond chance."
         other = "--search tries all that the capture holds"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from drafttrace.compare.replay.findings import (
 )
 from drafttrace.compare.replay.live import LiveComparison, compare_live, draft_steps
 from drafttrace.compare.replay.material import token_remarks
+from drafttrace.compare.replay.moved_ids import Pairings, moved, moved_finding
 from drafttrace.compare.replay.prepare import (
     Bench,
     likely_wirings,
@@ -80,20 +82,64 @@ def replay(
         )
     subject, notes, _ = gather(target_dir, draft_dir, version=sglang_version)
     notes = [*notes, *switch_remarks(subject.draft)]
+    asked = _Asked(wirings, search_wirings, switches, count, frozenset(ignore_switches), slots_are, progress)
     with torch.inference_mode(), threads(subject.draft.hidden_size):
-        bench = open_bench(subject, name_slots(subject, given, slots_are), count, ignore_switches, search_wirings)
+        made = _run(subject, given, asked)
+        made = _with_moved_ids(subject, given, asked, made)
+        bench = made.bench
         for text in bench.texts:
             notes += [*text.notes, *token_remarks(text, bench.replayer.parts.vocabulary)]
         notes += undeclared(bench.captures)
-        plan = plan_wirings(subject, bench, wirings)
-        made = _Maker(subject, bench, plan, progress, [slot.boundary for slot in given[0].slots])
-        made.score_named()
-        if search_wirings:
-            made.search()
-        if switches:
-            made.try_switches()
-        made.compare_live()
     return made.measured().result(target_dir, draft_dir, notes, time.perf_counter() - began)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What the user asked for; see :func:`replay`."""
+
+    wirings: Sequence[Sequence[int]]
+    search: bool
+    switches: bool
+    steps: int
+    ignore: frozenset[str]
+    slots_are: Sequence[int] | None
+    progress: Callable[[int], None] | None
+
+
+def _run(subject: Subject, given: Sequence[Capture], asked: _Asked, live: LiveComparison | None = None) -> _Maker:
+    """Everything that was asked for, on these captures. live: what their live draft was compared to before."""
+    captures = name_slots(subject, given, asked.slots_are)
+    bench = open_bench(subject, captures, asked.steps, asked.ignore, asked.search)
+    for text in bench.texts:
+        token_remarks(text, bench.replayer.parts.vocabulary)  # refuses a text of another vocabulary before any work
+    plan = plan_wirings(subject, bench, asked.wirings)
+    made = _Maker(subject, bench, plan, asked.progress, [slot.boundary for slot in given[0].slots])
+    made.score_named()
+    if asked.search:
+        made.search()
+    if asked.switches:
+        made.try_switches()
+    if live is None:
+        made.compare_live()
+    else:
+        made.live = live
+    return made
+
+
+def _with_moved_ids(subject: Subject, given: Sequence[Capture], asked: _Asked, made: _Maker) -> _Maker:
+    """What was made, or all of it anew where the draft works with the ids some places off their states, and not else."""
+    found, before = made.reference(), made.best_score()
+    if not asked.switches or found is None or before is None:
+        return made
+    pairings = Pairings(subject, made.bench, given, asked.wirings)
+    places = pairings.best(found, made.most_named(), asked.slots_are, asked.search)
+    if not places:
+        return made
+    again = _run(subject, [moved(capture, places) for capture in given], asked, made.live)
+    after = again.best_score()
+    last_fits = any(text.best is not None for text in made.bench.texts)
+    again.moved = moved_finding(places, before, after, last_fits) if after is not None else None
+    return again if again.moved is not None else made
 
 
 class _Maker:
@@ -107,7 +153,7 @@ class _Maker:
         progress: Callable[[int], None] | None,
         declared: Sequence[int | None],
     ) -> None:
-        self._subject, self._bench, self._plan, self._progress = subject, bench, plan, progress
+        self._subject, self.bench, self._plan, self._progress = subject, bench, plan, progress
         self._declared = declared
         held = set(bench.texts[0].sources)
         for text in bench.texts[1:]:
@@ -120,14 +166,15 @@ class _Maker:
         self._variants: list[VariantRow] = []
         self._causes: list[Finding] = []
         self._as_served: WiringScore | None = None
-        self._live: LiveComparison | None = None
+        self.live: LiveComparison | None = None
+        self.moved: Finding | None = None
 
     def _available(self, wiring: Wiring) -> bool:
         return set(wiring) <= self._held
 
     def _score(self, wirings: Sequence[Wiring], switches: Switches, whole: bool = False) -> list[Scored]:
         """What wirings propose; ``whole``: over all rows, where the texts are cut to what a layer sweep covers."""
-        bench = self._bench
+        bench = self.bench
         texts = bench.whole if whole else bench.texts
         found = []
         for guesses in run_wirings(bench.replayer, texts, wirings, switches, bench.steps):
@@ -138,19 +185,19 @@ class _Maker:
     def _add(self, wirings: Iterable[Wiring]) -> None:
         fresh = [wiring for wiring in dict.fromkeys(wirings) if wiring not in self._scored]
         if fresh:
-            self._scored |= zip(fresh, self._score(fresh, self._bench.trained), strict=True)
+            self._scored |= zip(fresh, self._score(fresh, self.bench.trained), strict=True)
 
     def score_named(self) -> None:
         """The wirings that somebody names; what the server hands over also on the rows that a search leaves out."""
         self._add(wiring for wiring in self._plan if self._available(wiring))
-        bench, served = self._bench, self._server_wiring()
+        bench, served = self.bench, self._server_wiring()
         if served is None or not bench.cut or len(served) != bench.replayer.model.slots:
             return
         if all(set(served) <= set(text.sources) for text in bench.whole):
             self._answer = self._score([served], bench.trained, whole=True)[0].score
 
     def search(self) -> None:
-        bench = self._bench
+        bench = self.bench
         keys = sorted(self._held, key=lambda key: (isinstance(key, str), key))
         slots = bench.replayer.model.slots
         if len(keys) < slots:
@@ -170,6 +217,16 @@ class _Maker:
         """The wiring that works best."""
         return next(iter(self._order()), None)
 
+    def best_score(self) -> WiringScore | None:
+        """What the wiring that works best gives."""
+        found = self.reference()
+        return None if found is None else self._scored[found].score
+
+    def most_named(self) -> float:
+        """Of the text's next tokens the most that any wiring or switch named at the first step."""
+        scores = [one.score for one in self._scored.values()] + [row.score for row in self._variants]
+        return max((float(np.nan_to_num(one.steps[0].token_top1)) for one in scores), default=0.0)
+
     def _order(self) -> list[Wiring]:
         """Best first. What the server hands over keeps its place before what others name, and those before a guess."""
         served = self._server_wiring()
@@ -180,7 +237,7 @@ class _Maker:
         wiring = self.reference()
         if wiring is None:
             return
-        base, bench = self._scored[wiring].score, self._bench
+        base, bench = self._scored[wiring].score, self.bench
         self._variants += self._tried(wiring, base, variants_of(bench.trained, bench.replayer))
         self._causes = self._causes_among(wiring)
         if bench.served != bench.trained:
@@ -192,17 +249,17 @@ class _Maker:
         """What each variant gives, beside ``base``."""
         for name, value, changed in variants:
             score = self._score([wiring], changed)[0].score
-            gains = [_share(score, s) - _share(base, s) for s in range(self._bench.steps)]
+            gains = [_share(score, s) - _share(base, s) for s in range(self.bench.steps)]
             step = int(np.argmax(np.abs(np.nan_to_num(gains))))
             yield VariantRow(name, value, score, step, float(gains[step]))
 
     def _causes_among(self, wiring: Wiring) -> list[Finding]:
         """Switches that should be set otherwise, the one that gains most first, and each other one only where it still
         gains with those set: much of what helps a draft with a fault only softens that fault."""
-        base, switches, rows = self._scored[wiring].score, self._bench.trained, list(self._variants)
+        base, switches, rows = self._scored[wiring].score, self.bench.trained, list(self._variants)
         dead = any(found.evidence.get("zero") for found in self._audited())
         causes: list[Finding] = []
-        while named := list(variant_findings(rows, base, self._bench.served, dead=dead)):
+        while named := list(variant_findings(rows, base, self.bench.served, dead=dead)):
             best = max(named, key=lambda f: f.evidence["after"] - f.evidence["before"])
             causes.append(best)
             took = (best.evidence["switch"], best.evidence["value"])
@@ -210,9 +267,9 @@ class _Maker:
             if not left:
                 break
             base = next(row.score for row in rows if (row.switch, row.value) == took)
-            variants = list(variants_of(switches, self._bench.replayer))
+            variants = list(variants_of(switches, self.bench.replayer))
             switches = next(changed for name, value, changed in variants if (name, value) == took)
-            again = [one for one in variants_of(switches, self._bench.replayer) if one[0] in left]
+            again = [one for one in variants_of(switches, self.bench.replayer) if one[0] in left]
             rows = list(self._tried(wiring, base, again))
         return causes
 
@@ -221,29 +278,29 @@ class _Maker:
         return list(
             audited_findings(
                 self._subject,
-                self._bench.replayer,
+                self.bench.replayer,
                 next((v for v in self._variants if v.switch == "rope"), None),
-                running=self._bench.captures[0].draft is not None,
+                running=self.bench.captures[0].draft is not None,
             )
         )
 
     def compare_live(self) -> None:
-        bench = self._bench
+        bench = self.bench
         text, capture = bench.live_text, bench.captures[0]
         if capture.draft is not None:
-            self._live = compare_live(bench.replayer, capture, text, text.file_wiring, bench.served)
+            self.live = compare_live(bench.replayer, capture, text, text.file_wiring, bench.served)
 
     def _server_wiring(self) -> Wiring | None:
         """What the server hands over: a trace's own slots, else what it would make of the config."""
-        if self._bench.captures[0].draft is not None:
-            return self._bench.texts[0].file_wiring
+        if self.bench.captures[0].draft is not None:
+            return self.bench.texts[0].file_wiring
         return self._subject.served.wiring
 
     def measured(self) -> Measured:
         """What was run, for the conclusion."""
         return Measured(
             subject=self._subject,
-            bench=self._bench,
+            bench=self.bench,
             plan=self._plan,
             declared=self._declared,
             held=frozenset(self._held),
@@ -256,7 +313,8 @@ class _Maker:
             causes=self._causes,
             as_served=self._as_served,
             audited=self._audited(),
-            live=self._live,
+            live=self.live,
+            moved=self.moved,
         )
 
 

@@ -10,7 +10,7 @@ from drafttrace.compare.draft_config import DraftConfig
 from drafttrace.compare.draft_weights import DraftWeights
 from drafttrace.tracer.errors import UnknownFormat
 
-OFFSETS, ABSOLUTE = "offsets", "absolute"
+OFFSETS, ABSOLUTE, ASCENDING = "offsets", "absolute", "ascending"
 TARGETS, OWN = "target", "own"
 TRAINED, SERVED = "as trained", "as SGLang"
 
@@ -21,7 +21,8 @@ class Switches:
 
     fc_norm: a norm per slot before fc. input_norm: one norm over all slots. norm_before_residual: the residual is the
     normed state. norm_output: the state handed to the next step is the normed one. d2t: how the map's numbers are
-    meant. token_shift: added to the index of the token that goes with a row (0: x[t+1]). embedding: whose table.
+    meant, "ascending": as offsets, their tokens sorted. token_shift: added to the index of the token that goes with a row
+    (0: x[t+1]). embedding: whose table.
     windows: tokens that a row of each layer sees, itself included; () where every layer sees everything. rope: whose
     rotary table, where the server's is another one. biases: whose, where the server leaves out some that training added.
     """

@@ -69,7 +69,7 @@ def test_other_orders_of_rows_are_told_as_what_they_are(
 def test_t2d_tells_whether_the_head_or_the_map_is_of_another_run(tmp_path: Path) -> None:
     mask = torch.zeros(VOCAB, dtype=torch.bool)
     mask[:PRUNED] = True
-    result = audited(tmp_path, lm_head__weight=THEIRS[:PRUNED], t2d=mask)
+    result = audited(tmp_path, lm_head__weight=THEIRS[:PRUNED], t2d=mask, d2t=OTHER_KEPT - PLACE)
     assert ("vocab-map-range", "first") in told(result)
 
 

@@ -422,7 +422,7 @@ CASES = [
         "t2d of another run",
         specforge(CANONICAL),
         faults=("vocab-map-range",),
-        tensors=changed(t2d=torch.arange(VOCAB) < PRUNED),
+        tensors=changed(t2d=torch.arange(VOCAB) >= PRUNED),
     ),
     Case(
         "d2t of floats", specforge(CANONICAL), faults=("vocab-map-range",), tensors=changed(d2t=torch.zeros(PRUNED))

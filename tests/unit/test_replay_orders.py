@@ -100,3 +100,29 @@ def test_exchanged_slots_are_told_from_the_files_order_where_the_config_serves_w
     assert "reorder the column blocks of fc.weight" in file_right
     assert "the ids must change, too" in file_right and ids in file_right
     assert ids in file_wrong and "write the file again" in file_wrong
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (1, 2, 0)], ids=str)
+def test_a_slot_known_by_value_is_held_against_what_is_served(order: tuple[int, ...]) -> None:
+    """ "If the file's slots are [B2, B30, B58] ... --wiring B30,B2,B58", where one of them was known to be B0."""
+    captures = []
+    for i in range(2):
+        capture = open_capture(f"{PAIR / 'dump'}#{i}")
+        slots = [
+            dataclasses.replace(capture.slots[k], boundary=None, rows=capture.slots[p].rows)
+            for k, p in enumerate(order)
+        ]
+        captures.append(dataclasses.replace(capture, slots=tuple(slots)))
+    result = replay(
+        captures,
+        PAIR / "draft",
+        PAIR / "target",
+        steps=1,
+        search_wirings=True,
+        switches=False,
+        sglang_version="0.5.23",
+    )
+    told = [f for f in result.faults if f.id == "wrong-boundary"]
+    assert len(told) == 1 and told[0].slots == (0,) and "reads B0 in slot 0" in told[0].summary
+    assert "hands over [B2, B30, B58]" in told[0].summary
+    assert not any("--wiring" in f.remedy or "If the file's slots are" in f.remedy for f in result.faults)

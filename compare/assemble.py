@@ -26,6 +26,7 @@ from drafttrace.compare.result import (
     Skipped,
     SlotResult,
 )
+from drafttrace.compare.rounding import few_kinds, walk
 from drafttrace.compare.rowparts import find_parts
 from drafttrace.compare.sample import Stream
 from drafttrace.compare.streams import Location
@@ -110,7 +111,8 @@ def slot_result(
         neighbour_rel_l2=_neighbour(location, theirs, ours if index == LAST else None),
         noise_rel_l2=floor[0] if floor is not None else NAN,
         noise_rel_l2_p99=floor[1] if floor is not None else NAN,
-        rounding=max(2.0 ** -(s.rows.dtype.mantissa_bits + 1) for s in (left, reference)),
+        rounding=walk(_place_of(theirs, ours), left, reference),
+        kinds=few_kinds(location.sample, reference, ids.token_id) if location is not None else 0,
         best_match=_best_match(location, ours, left.name),
         **summary_stats(rows),  # type: ignore[arg-type]
     )
@@ -147,8 +149,13 @@ def _shown(facts: StreamFacts | None) -> str | None:
 
 def _neighbour(location: Location | None, *facts: StreamFacts | None) -> float:
     """How far the nearest boundary next to the first known one is. A normed last state stands for the boundary below it."""
-    known = [f.boundary for f in facts if f is not None and f.boundary is not None]
-    return location.neighbours.get(known[0], NAN) if location is not None and known else NAN
+    known = _place_of(*facts)
+    return location.neighbours.get(known, NAN) if location is not None and known is not None else NAN
+
+
+def _place_of(*facts: StreamFacts | None) -> int | None:
+    """The first boundary that is known."""
+    return next((f.boundary for f in facts if f is not None and f.boundary is not None), None)
 
 
 def _best_match(location: Location | None, ours: StreamFacts | None, name: str) -> BestMatch | None:

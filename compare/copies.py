@@ -13,6 +13,7 @@ from drafttrace.compare.repeats import find_borrowed, find_repeats
 from drafttrace.compare.result import SlotResult
 from drafttrace.compare.rowblocks import RowMap
 from drafttrace.compare.rowmap import find_row_map
+from drafttrace.compare.same_token import NO_COPIES, SameToken
 from drafttrace.tracer.capture import Capture, Ints
 
 
@@ -22,12 +23,13 @@ def look_for_copies(
     others: Sequence[Capture],
     maps: Sequence[RowMap] = (),
     odd: Sequence[RowFacts] = (),
+    same: SameToken = NO_COPIES,
 ) -> CopyFacts:
-    """The facts. others: traces of other requests. maps, odd: of the slots, where they were compared."""
+    """The facts. others: traces of other requests. maps, odd, same: of the slots, where they were compared."""
     wanted = {rows.slot: rows.odd_rows for rows in odd if rows.odd_rows}
     return CopyFacts(
-        left=find_repeats(left),
-        reference=find_repeats(reference) if reference is not None else (),
+        left=(*find_repeats(left), *same.left),
+        reference=(*(find_repeats(reference) if reference is not None else ()), *same.reference),
         borrowed=find_borrowed(left, others, wanted),
         maps=tuple(maps),
         leaks=find_leaks(left),

@@ -28,6 +28,7 @@ from drafttrace.compare.partfits import fit_parts, whole_slots
 from drafttrace.compare.ranks import RankFacts, RankRows, compare_hashes, find_partial_sum
 from drafttrace.compare.result import EXIT_CODES, FAULT, Result, SlotResult
 from drafttrace.compare.rope_facts import RopeTrial
+from drafttrace.compare.same_token import find_same_token
 from drafttrace.compare.sample import MIN_ROWS
 from drafttrace.compare.single_rows import fit_singles
 from drafttrace.compare.small_fits import with_small_fits
@@ -92,6 +93,7 @@ def diff(
     odd = tuple(row_facts(slot, thresholds) for slot in measured)
     parts, singles = _looked_into(measured, slots, location, sides, thresholds)
     maps = row_maps(left, measured, slots, location.cross, thresholds.match, parts)
+    same = find_same_token(measured, slots, left, reference)
     del measured  # some 60 bytes a row and slot, before the last state's come
     beside = tuple(measured_others(left, reference, sides, alignment, location))
     further = tuple(_judged(beside, location, judging))
@@ -102,7 +104,7 @@ def diff(
         left=left,
         reference=reference,
         alignment=alignment,
-        copies=look_for_copies(left, reference, others, maps, odd),
+        copies=look_for_copies(left, reference, others, maps, odd, same),
         location=location,
         slots=slots,
         others=further,

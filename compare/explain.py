@@ -10,18 +10,23 @@ from drafttrace.compare.facts import DECLARED, VALUE, Explanation, StreamFacts
 from drafttrace.compare.halves import find_half, in_company
 from drafttrace.compare.hypotheses import (
     Fit,
+    bytes_reread,
     far_fits,
     identity,
     near_fits,
+    residual,
     scalar,
     usable,
     zeroed,
 )
 from drafttrace.compare.locate import Located, distance
+from drafttrace.compare.measure import massive_channels
+from drafttrace.compare.rounding import FEWEST_KINDS, kinds
 from drafttrace.compare.sample import Sample, Stream
 from drafttrace.compare.thresholds import Thresholds
 from drafttrace.tracer.rows import Floats
 
+_LARGE, _LEAVES = float(np.log(1.5)), 0.05  # a factor that no rounding makes of one row, and what it may leave
 _LIMIT = {"rotation": 0.15, "bytes": 0.2}
 _MOST_LEFT = 0.12
 _MOST_CANDIDATES = 12
@@ -69,7 +74,7 @@ def _facts(
     whole = np.isfinite(x).all(1) & x.any(1)
     broken = whole.mean() < 0.5 if len(x) else True
     explanation = _explanation(x, sample, _candidates(located, atlas, others), thresholds, bool(broken))
-    if explanation is None and located is not None and not broken:
+    if explanation is None and located is not None and not broken and len(kinds(x)) >= FEWEST_KINDS:
         explanation = find_half(x, stream.boundary, sample, atlas)
     if explanation is not None and explanation.boundary is not None:
         return made(explanation.boundary, VALUE, explanation, bool(broken))
@@ -86,8 +91,9 @@ def _scaled(
 
 def scale_only(x: Floats, y: Floats, name: str, boundary: int | None, thresholds: Thresholds) -> Explanation | None:
     """A scalar fit, or channels of zeros, that take away most of a small distance, else None."""
-    a, b = usable(x, y)
-    if len(a) < 4:
+    some = kinds(x)
+    a, b = usable(x[some], y[some])
+    if len(a) < FEWEST_KINDS:
         return None
     plain, scaled = identity(a, b), scalar(a, b)
     if not np.isfinite(plain.residual):
@@ -125,11 +131,16 @@ def _explanation(
 ) -> Explanation | None:
     if not broken and _stands_there(x, [sample.read(stream) for stream in candidates]):
         return None
+    some = kinds(x)
+    if len(some) < FEWEST_KINDS:
+        return _of_one_row(x, sample, candidates)
+    chosen = some if not broken else np.arange(len(x))
+    x = x[chosen]
     found: list[tuple[float, Stream, Fit]] = []
     plain = np.inf
     for fits in (near_fits, far_fits):
         for stream in candidates:
-            y = sample.read(stream)
+            y = sample.read(stream)[chosen]
             if y.shape != x.shape:
                 continue
             for fit in fits(x, y):
@@ -150,3 +161,23 @@ def _explanation(
     if not broken and fit.score > 0.7 * plain:
         return None
     return Explanation(fit, stream.name, stream.boundary, float(plain))
+
+
+def _of_one_row(x: Floats, sample: Sample, candidates: Sequence[Stream]) -> Explanation | None:
+    """Rows that are one and the same, or two or three: any gain and any turn leads from one row to another. What is left is
+    a factor too large for rounding that holds in the other channels than the massive ones too, and misread bytes."""
+    massive = massive_channels(x)
+    found: list[tuple[Fit, Stream]] = []
+    for stream in candidates:
+        y = sample.read(stream)
+        if y.shape != x.shape:
+            continue
+        a, b = usable(*(np.delete(rows, massive, axis=1) for rows in (x, y)))
+        fits = [bytes_reread(x.astype(np.float64), y.astype(np.float64))] if len(x) >= 4 else []
+        if len(a) >= 4 and abs(np.log(max(1e-12, abs((one := scalar(a, b)).fitted["factor"])))) > _LARGE:
+            fits.append(one)
+        found += [(fit, stream) for fit in fits if fit.residual < min(_LEAVES, _LIMIT.get(fit.name, _MOST_LEFT))]
+    if not found:
+        return None
+    fit, stream = min(found, key=lambda one: one[0].score)
+    return Explanation(fit, stream.name, stream.boundary, residual(*usable(x, sample.read(stream))))

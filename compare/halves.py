@@ -10,7 +10,9 @@ import numpy as np
 from drafttrace.compare.facts import VALUE, Explanation, StreamFacts
 from drafttrace.compare.hypotheses import Fit, plain_angle, residual_half
 from drafttrace.compare.locate import distance
+from drafttrace.compare.rounding import walk
 from drafttrace.compare.sample import Sample, Stream
+from drafttrace.compare.thresholds import REACHED
 from drafttrace.tracer.rows import Floats
 
 _ALONE = 0.5  # 1 - cosine with the increment, for a slot that has to prove it by itself
@@ -24,6 +26,9 @@ def find_half(x: Floats, declared: int | None, sample: Sample, atlas: Sequence[S
     Neighbouring layers add alike things: the declared boundary is taken where its layer fits about as well as the best.
     """
     for before, after, stream in _layers(sample, atlas):
+        # Between two boundaries that are nearer to each other than rounding, everything stands.
+        if distance(before, after).rel_l2 <= REACHED * walk(stream.boundary, stream):
+            continue
         inside = _inside_layer(x, before, after)
         if inside is not None:
             return Explanation(inside, stream.name, stream.boundary, 0.0)

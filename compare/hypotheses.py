@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from drafttrace.compare.rotations import agreeing, apart
 from drafttrace.tracer.rows import Floats
 
 Doubles = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 _AS_LARGE = 0.3
 _ONE_SIZE = 0.02
 _MOST_ROWS = 0.55
@@ -48,6 +50,15 @@ def usable(x: Floats, y: Floats) -> tuple[Doubles, Doubles]:
     """The paired rows that are finite and not zero on both sides, as float64."""
     good = np.isfinite(x).all(1) & np.isfinite(y).all(1) & x.any(1) & y.any(1)
     return x[good].astype(np.float64), y[good].astype(np.float64)
+
+
+@cache
+def halves(count: int) -> tuple[Ints, Ints]:
+    """The rows that a fit is made on, and those that it is judged on: drawn, always alike, so that no fault of every
+    second row falls on one half alone. The second half is no smaller."""
+    order = np.random.default_rng(0).permutation(count)
+    made, judged = np.sort(order[: count // 2]), np.sort(order[count // 2 :])
+    return made, judged
 
 
 def residual(x: Doubles, y: Doubles) -> float:
@@ -85,8 +96,9 @@ def scalar(x: Doubles, y: Doubles) -> Fit:
     """x is y times one number (sqrt(H) at the embedding, muP multipliers)."""
     with np.errstate(all="ignore"):
         factors = _dots(x, y) / _squares(y)
-    factor = float(np.median(factors[::2])) if len(factors) else float("nan")
-    return Fit("scalar", residual(x[1::2], factor * y[1::2]), 1.3, _factor(factor, x.shape[1]))
+    made, judged = halves(len(x))
+    factor = float(np.median(factors[made])) if len(made) else float("nan")
+    return Fit("scalar", residual(x[judged], factor * y[judged]), 1.3, _factor(factor, x.shape[1]))
 
 
 def _factor(factor: float, width: int) -> dict[str, float]:
@@ -116,8 +128,9 @@ def zeroed(x: Doubles, y: Doubles) -> Fit | None:
 
 def gain(x: Doubles, y: Doubles) -> Fit:
     """x is y times one factor per channel."""
-    weight = _fit_gain(x[::2], y[::2])
-    return Fit("gain", residual(x[1::2], weight * y[1::2]), 2.5, {"gain": weight})
+    made, judged = halves(len(x))
+    weight = _fit_gain(x[made], y[made])
+    return Fit("gain", residual(x[judged], weight * y[judged]), 2.5, {"gain": weight})
 
 
 def normed(x: Doubles, y: Doubles) -> Fit:

@@ -28,7 +28,7 @@ def limits_of(slot: SlotResult, thresholds: Thresholds) -> Limits:
     """The limits for one slot from the numbers that its result keeps."""
     floor = (slot.noise_rel_l2, slot.noise_rel_l2_p99) if np.isfinite(slot.noise_rel_l2) else None
     neighbour = slot.neighbour_rel_l2 if np.isfinite(slot.neighbour_rel_l2) else None
-    return slot_limits(thresholds, floor, neighbour, slot.rounding)
+    return slot_limits(thresholds, floor, neighbour, slot.rounding, slot.kinds > 0)
 
 
 def judge_slot(slot: SlotResult, thresholds: Thresholds) -> SlotResult:

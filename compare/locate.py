@@ -14,6 +14,7 @@ import numpy as np
 from drafttrace.compare.kernels.native import Block
 from drafttrace.compare.kernels.pairs import RowSums, cross_dots, row_sums
 from drafttrace.compare.measure import massive_channels
+from drafttrace.compare.rounding import FEWEST_KINDS, kinds, told_apart
 from drafttrace.compare.sample import Sample, Stream
 from drafttrace.tracer.capture import Ints
 from drafttrace.tracer.rows import Floats
@@ -168,7 +169,7 @@ def locate(
     """Every stream's place among the atlas' boundaries; None where nothing could be measured.
 
     A boundary is found only when it is also nearer than its own neighbours are to it: a state that the sweep lacks
-    has a nearest boundary too.
+    has a nearest boundary too. Nor is one whose neighbour is nearer than rounding leaves two runs.
     """
     table = cross_distances(sample, streams, atlas)
     found: list[Located | None] = []
@@ -181,6 +182,9 @@ def locate(
             continue
         step = neighbours.get(value.boundary)
         if value.distance >= (ratio * step if step is not None else 0.1):
+            value = replace(value, found=False)
+        different = len(kinds(sample.read(stream), FEWEST_KINDS))
+        if step is not None and not told_apart(step, value.boundary, stream, atlas[0], different):
             value = replace(value, found=False)
         rel, cosine = ({k: getattr(d, what) for k, d in by_boundary.items()} for what in ("rel_l2", "cosine"))
         found.append(Located(stream.name, value, angle, rel, cosine))

@@ -11,7 +11,7 @@ import numpy as np
 from drafttrace.compare.align import Alignment
 from drafttrace.compare.describe import RowIds
 from drafttrace.compare.facts import VALUE, StreamFacts
-from drafttrace.compare.measure import RowMeasures, massive_channels, measure_many
+from drafttrace.compare.measure import RowMeasures, massive_channels, measure_many, median
 from drafttrace.compare.sample import Stream
 from drafttrace.compare.streams import Location, Sides
 from drafttrace.tracer.capture import Capture, Ints, Norm
@@ -51,9 +51,26 @@ def measured_others(
     for index, (mine, theirs) in ((EMBED, embeds), (LAST, _lasts(left, reference, sides, location))):
         if mine is None or theirs is None or mine.rows.width != theirs.rows.width:
             continue
-        [made] = _measure(left, [_plan(index, mine, theirs, alignment, location)])
-        if len(made.measures):
-            yield made
+        made = [_measured(left, index, mine, theirs, pairs, location) for pairs in _pairings(alignment, index)]
+        if len(made[0].measures):
+            yield min(made, key=lambda one: _middle(one.measures))
+
+
+def _pairings(alignment: Alignment, index: int) -> Sequence[Alignment]:
+    """The pairs, and those that the ids give where the slots' rows stand elsewhere: the last state need not."""
+    return (alignment, alignment.moved(0)) if index == LAST and alignment.shift else (alignment,)
+
+
+def _measured(
+    left: Capture, index: int, mine: Stream, theirs: Stream, pairs: Alignment, location: Location
+) -> MeasuredSlot:
+    [made] = _measure(left, [_plan(index, mine, theirs, pairs, location)])
+    return made
+
+
+def _middle(rows: RowMeasures) -> float:
+    middle = median(rows.rel_l2) if len(rows) else np.nan
+    return middle if np.isfinite(middle) else np.inf
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from drafttrace.compare.measure import BLOCK_BYTES, Bools, measure_rows
 from drafttrace.compare.sample import MAX_ROWS, spread
 from drafttrace.tracer import embedding_scale
 from drafttrace.tracer.capture import Accepted, Capture, Ints
+from drafttrace.tracer.learned_positions import adds_positions
 from drafttrace.tracer.rows import Floats, Rows
 
 ROUNDING = 0.01
@@ -28,6 +29,7 @@ _BETWEEN = 0.15  # the same between two files: one of them may hold an embedding
 _FEWEST = 4
 _ALL = 0.9
 _EXPLAINS = 0.05
+_ADDED = 0.1  # relative L2 of two differences of rounded sums
 SAME_FACTOR = 0.02
 """The relative difference up to which a fitted factor is one that is known."""
 _MULTIPLIERS = (*embedding_scale.NAMES, "embedding_scale", "embed_scale", "mup_embedding_multiplier")
@@ -47,6 +49,7 @@ class OddEmbedding:
     beside: what B0 was, in words. limit: of a row's relative L2. rows, of: how many differ, of how many that were compared;
     positions: ``[rows]``. rel_l2: their median. fit: what explains them. moved: (position, position of B0's row that it
     holds), where most of them are such. picture: it is one row of a token that no row of the embedding shows to be B0's.
+    positional: by what it is known that the target adds a vector per position, None where nothing says so.
     left_rows: ``[rows]``, their numbers in the trace. b0: what they were held against, where it is not the trace's own
     sweep.
     """
@@ -60,6 +63,7 @@ class OddEmbedding:
     fit: Fit | None
     moved: tuple[tuple[int, int], ...]
     picture: bool
+    positional: str | None
     left_rows: Ints = field(compare=False)
     b0: InLayerZero | None = field(compare=False)
 
@@ -158,10 +162,31 @@ def _against(trace: Capture, home: _Home) -> OddEmbedding | None:
         known,
         moved,
         alone and known is None and not moved,
+        _positional(trace, home.rows, own) if known is None and not moved and count >= _ALL * every else None,
         home.mine[chosen],
         None if own else _layer_zero(trace, home),
     )
     return None if odd.whole and _of_the_model(odd, trace, embed.width) else odd
+
+
+def _positional(trace: Capture, b0: Rows, own: bool) -> str | None:
+    """What says that B0 is the embedding with a vector per position added: the config, or rows of different tokens at one
+    position (drafted ones that were rejected), to which the same is added."""
+    if any(adds_positions(block) for block in _blocks(trace)):
+        return "its config"
+    if not own or trace.embed is None:
+        return None
+    table, count = trace.table, min(len(trace.embed.rows), len(b0))
+    index = np.flatnonzero(_held(trace, "embed", np.arange(len(table)), count) & (table.token_id >= 0))
+    index = index[_held(trace, "boundary/0", index, count)]
+    order = index[np.lexsort((table.token_id[index], table.position[index]))]
+    twice = table.position[order[1:]] == table.position[order[:-1]]
+    twice &= table.token_id[order[1:]] != table.token_id[order[:-1]]
+    one, two = order[1:][twice][:MAX_ROWS], order[:-1][twice][:MAX_ROWS]
+    if len(one) < _FEWEST:
+        return None
+    added = [b0.take(rows).astype(np.float64) - trace.embed.rows.take(rows) for rows in (one, two)]
+    return "what is added at one position to several tokens" if residual(*added) < _ADDED else None
 
 
 def _pictures(tokens: Ints, keys: np.ndarray) -> Bools:

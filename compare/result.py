@@ -136,7 +136,9 @@ class SlotResult:
     """One slot (or the last state, ``slot`` = -1, or the embedding, -2) of the left side against the reference.
 
     left_boundary / reference_boundary are written ``B3``; ``*_by`` says "value" or "declared". parts: rows that differ
-    while the others do not, which the medians do not show.
+    while the others do not, which the medians do not show. rounding: the relative L2 that number formats and layers leave
+    of two healthy runs. kinds: how many different rows the compared ones are, where that is too few to tell boundaries
+    apart (a prompt that repeats a token); 0 where they tell.
     """
 
     slot: int
@@ -174,6 +176,7 @@ class SlotResult:
     rounding: float
     best_match: BestMatch | None
     parts: tuple[RowPart, ...] = ()
+    kinds: int = 0
 
     def __repr__(self) -> str:
         from drafttrace.compare.wording import number, slot_name

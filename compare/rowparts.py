@@ -75,7 +75,7 @@ def find_parts(rows: PartRows, limits: Limits, thresholds: Thresholds) -> tuple[
     if int((plain > lowest).sum() + rows.odd.sum()) < _PAIR:
         return ()
     beyond = [(NOISE, limits.noise), (MATCH, limits.match), (ODD, thresholds.row), (SLIGHT, slight)]
-    for level, limit in beyond:
+    for level, limit in beyond[: 1 if limits.narrow else None]:
         if level == SLIGHT and slight >= limits.match:
             continue
         far = rows.odd if level == ODD else rows.plain & (rows.rel_l2 > limit)
@@ -129,7 +129,9 @@ def _parts(
     step = _step(rows, far)
     if step is not None and not most:
         yield made("every", far, step[1] & rows.plain, step=step[0])
-    elif not most and (level == ODD or count >= thresholds.part * every) and not _told_alone(far, rows.odd):
+    elif most or limits.narrow or _told_alone(far, rows.odd):
+        return
+    elif level == ODD or count >= thresholds.part * every:
         yield made("spread", far, rows.plain)
 
 
@@ -139,8 +141,10 @@ def _told_alone(far: Bools, odd: Bools) -> bool:
 
 
 def few_beyond(rows: PartRows, limits: Limits) -> Ints:
-    """Positions of the rows beyond the noise limit that hold nothing else: where they make no part, they are noted."""
-    positions: Ints = np.sort(rows.position[rows.plain & ~rows.odd & (rows.rel_l2 > limits.noise)])
+    """Positions of the rows beyond the noise limit that hold nothing else: where they make no part, they are noted. Of
+    rows that repeat each other nobody knows whether one of them holds something else."""
+    counted = rows.plain if limits.narrow else rows.plain & ~rows.odd
+    positions: Ints = np.sort(rows.position[counted & (rows.rel_l2 > limits.noise)])
     return positions
 
 

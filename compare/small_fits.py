@@ -11,6 +11,7 @@ from drafttrace.compare.align import Alignment
 from drafttrace.compare.facts import VALUE, Explanation, StreamFacts
 from drafttrace.compare.hypotheses import PER_CHANNEL, near_fits
 from drafttrace.compare.result import SlotResult
+from drafttrace.compare.rounding import kinds
 from drafttrace.compare.sample import MAX_ROWS, MAX_VALUES, Sample, Stream, spread
 from drafttrace.compare.streams import Location, Sides
 from drafttrace.tracer.capture import Ints
@@ -29,7 +30,8 @@ def small_fit(x: Floats, y: Floats, name: str, boundary: int | None, limit: floa
 
     Rows ``[m, H]`` in pairs; None with fewer than eight, and where nothing fits.
     """
-    fits = near_fits(x, y) if len(x) >= 8 else ()
+    some = kinds(x)
+    fits = near_fits(x[some], y[some]) if len(some) >= 8 else ()
     plain = next((fit.residual for fit in fits if fit.name == "identity"), np.nan)
     if not plain > limit:
         return None
@@ -42,7 +44,7 @@ def small_fit(x: Floats, y: Floats, name: str, boundary: int | None, limit: floa
 def with_small_fits(
     location: Location, slots: Sequence[SlotResult], sides: Sides, pairs: Alignment, tokens: Ints, floors: Floors
 ) -> Location:
-    """The location with these fits as explanations: of slots that both sides have at one boundary of the sweep, and that
+    """The location with these fits as explanations: of slots that are found in the sweep on both sides, and that
     differ all the same.
 
     tokens: ``[rows]`` of the left table. floors: from a slot to what two healthy recordings of it differ by, 0 where
@@ -74,7 +76,8 @@ def _of_other_tokens(pairs: Alignment, tokens: Ints) -> Alignment:
 def _deviant(
     slot: SlotResult, location: Location, sides: Sides, pairs: Alignment, floors: Floors
 ) -> StreamFacts | None:
-    """The side's slot that is such a fit away from the boundary at which both sides' slots are found, explained by it."""
+    """The side's slot that is such a fit away from the boundary at which it is found, explained by it; the other side's may
+    be found at another one."""
     limit = max(min(_COUNTS_FROM, slot.judged.match_limit), floors(slot.slot))
     both = [next((f for f in facts if f.index == slot.slot), None) for facts in (location.left, location.reference)]
     ours, theirs = both
@@ -84,15 +87,13 @@ def _deviant(
         return None  # the other rows are right
     if any(f.by != VALUE or f.explanation is not None or f.broken for f in (ours, theirs)):
         return None
-    home = next((s for s in location.atlas_streams if s.boundary == ours.boundary), None)
-    if home is None or ours.boundary != theirs.boundary:
-        return None
     for fact, streams in ((ours, sides.left_slots), (theirs, sides.reference_slots)):
+        home = next((s for s in location.atlas_streams if s.boundary == fact.boundary), None)
         stream = next(s for s in streams if s.slot == slot.slot)
-        if home.rows.width != stream.rows.width:
+        if home is None or home.rows.width != stream.rows.width:
             continue
         sample = _sample(pairs, stream, home)
-        fit = small_fit(sample.read(stream), sample.read(home), home.name, ours.boundary, limit)
+        fit = small_fit(sample.read(stream), sample.read(home), home.name, fact.boundary, limit)
         if fit is not None:
             return replace(fact, explanation=fit)
     return None

@@ -18,6 +18,7 @@ from drafttrace.compare.locate import (
     neighbour_distances,
     shift_scores,
 )
+from drafttrace.compare.rounding import FEWEST_KINDS, kinds, walk
 from drafttrace.compare.sample import (
     MIN_ROWS,
     Sample,
@@ -27,7 +28,7 @@ from drafttrace.compare.sample import (
     slot_streams,
     sweep_streams,
 )
-from drafttrace.compare.thresholds import Thresholds
+from drafttrace.compare.thresholds import REACHED, Thresholds
 from drafttrace.compare.wiring import Reading, read
 from drafttrace.tracer.capture import Capture
 
@@ -116,14 +117,41 @@ def locate_all(alignment: Alignment, sides: Sides, thresholds: Thresholds) -> Lo
     if not atlas:
         ours = _without_sweep(ours, theirs, cross, sides, sample, thresholds)
     weight = _norm_weight(sample, atlas, left_lasts)
-    return Location(sample, side, atlas, ours, theirs, neighbours, cross, weight, _equals(sides, cross, thresholds))
+    return Location(
+        sample, side, atlas, ours, theirs, neighbours, cross, weight, _equals(sides, cross, sample, thresholds)
+    )
 
 
-def _equals(sides: Sides, cross: Mapping[str, Mapping[str, Distance]], thresholds: Thresholds) -> dict[int, int]:
+def _equals(
+    sides: Sides, cross: Mapping[str, Mapping[str, Distance]], sample: Sample, thresholds: Thresholds
+) -> dict[int, int]:
     """The left slots that equal a slot of the reference, each with the nearest one's number."""
     slots = {s.name: s.slot for s in sides.reference_slots}
-    nearest = ((s.slot, best_of(cross.get(s.name, {}), slots)) for s in sides.left_slots)
+    own = {s.slot: s for s in sides.reference_slots}
+    nearest = (
+        (s.slot, _nearest(cross.get(s.name, {}), slots, own.get(s.slot), sample, thresholds))
+        for s in sides.left_slots
+    )
     return {i: slots[best[0]] for i, best in nearest if best is not None and best[1].rel_l2 <= thresholds.match}
+
+
+def _nearest(
+    line: Mapping[str, Distance],
+    names: Mapping[str, object],
+    own: Stream | None,
+    sample: Sample,
+    thresholds: Thresholds,
+) -> tuple[str, Distance] | None:
+    """The nearest reference state; ``own``, the slot in the same place, where it is not told apart from that: where it
+    lies within rounding, or is hardly further off, or where all rows are one and the same."""
+    best = best_of(line, names)
+    held = line.get(own.name) if own is not None else None
+    if best is None or own is None or held is None or best[0] == own.name:
+        return best
+    rounded = REACHED * walk(own.boundary, own)
+    alike = len(kinds(sample.read(own), FEWEST_KINDS)) < FEWEST_KINDS and held.rel_l2 <= thresholds.narrow
+    hardly = held.rel_l2 <= thresholds.match and best[1].rel_l2 > thresholds.located * held.rel_l2
+    return (own.name, held) if held.rel_l2 <= rounded or hardly or alike else best
 
 
 def _norm_weight(sample: Sample, atlas: Sequence[Stream], lasts: Sequence[Stream]) -> Doubles | None:
@@ -176,8 +204,9 @@ def _without_sweep(
     # Two dumps call their slots alike: one table for each side.
     mine, streams = ({s.name: s for s in slots} for slots in (sides.left_slots, sides.reference_slots))
     found = []
+    own = {s.slot: s for s in sides.reference_slots}
     for fact in ours:
-        best = best_of(cross.get(fact.name, {}), names)
+        best = _nearest(cross.get(fact.name, {}), names, own.get(fact.index), sample, thresholds)
         if fact.index < 0 or best is None or best[1].rel_l2 > thresholds.match:
             found.append(fact)
             continue

@@ -23,6 +23,10 @@ class Thresholds:
     equal bit for bit, which says nothing of another one (served bf16 against transformers bf16 reaches 0.0314:
     bench/noise.json), and a floor above ``noise`` would hide a fault. Where a
     neighbouring boundary asks for less than the recorded floor (its 99th percentile), the floor is the limit all the same.
+    Nor do they ask for less than three times what rounding leaves of two healthy runs there: see compare/rounding.py.
+    narrow: in place of ``noise``, ``blind_noise`` and what neighbouring boundaries ask for, where the compared rows are a
+    few ones repeated (a prompt of one token): their rounding is one number that all of them share, and reaches 0.32 on a
+    real model.
     located: a boundary is the right one when its distance is below this part of the second best. scale: a fitted
     factor further from 1 than this is a fault. row / row_cosine: one row that is further off than ``row`` and has a
     cosine below ``row_cosine`` holds something else; so does one whose cosine without massive channels alone is below
@@ -44,6 +48,7 @@ class Thresholds:
     noise_match: float = 2.0
     noise_limit: float = 4.0
     floor_match: float = 0.035
+    narrow: float = 0.5
     located: float = 0.6
     scale: float = 0.01
     row: float = 0.5
@@ -112,6 +117,12 @@ class Noise:
 
 BLURRED = ": the floor reaches so near to it that it does not tell the two apart"
 """What ``Limits.against`` says where a recorded noise floor is the limit, whatever the neighbouring boundary asks for."""
+ROUNDED = ": rounding alone reaches that far, so that the two are not told apart"
+"""The same where it is what number formats and layers lose."""
+NARROW = ", of rows that repeat each other and tell no boundaries apart"
+"""What ``Limits.against`` says of a prompt that repeats a few tokens."""
+REACHED = 3.0
+"""Times what rounding is expected to leave (compare/rounding.py): no healthy run is further off."""
 
 
 @dataclass(frozen=True)
@@ -122,15 +133,24 @@ class Limits:
     noise: float
     against: str
 
+    @property
+    def narrow(self) -> bool:
+        """Whether the rows repeat each other, so that a few of them that are further off are no part of the slot."""
+        return self.against.endswith(NARROW)
+
 
 def slot_limits(
-    thresholds: Thresholds, noise: tuple[float, float] | None, neighbour: float | None, rounding: float = 0.0
+    thresholds: Thresholds,
+    noise: tuple[float, float] | None,
+    neighbour: float | None,
+    rounding: float = 0.0,
+    narrow: bool = False,
 ) -> Limits:
     """Limits for one slot.
 
     noise: (median, p99) of a recorded noise floor: it moves the limits within bounds, see ``floor_match``. neighbour:
     relative L2 from the reference's boundary to its nearest neighbour. rounding: what the coarser of the two number
-    formats loses by itself.
+    formats loses in all layers up to it. narrow: the rows repeat each other.
 
     What differs by no more than the recorded floor is no fault, though a neighbouring boundary may be as near: then the
     floor is the limit, and ``against`` says that it does not tell the two apart.
@@ -142,6 +162,8 @@ def slot_limits(
         why = _floor_told(thresholds, noise[0], match, most)
         most = min(most, max(thresholds.noise, thresholds.floor_match))
         match = min(match, most)
+    if narrow:
+        return Limits(match, max(match, most, thresholds.narrow), why + NARROW)
     if neighbour is not None and neighbour > 0:
         match = min(match, thresholds.neighbour_match * neighbour)
         most = min(most, thresholds.neighbour_noise * neighbour)
@@ -150,6 +172,10 @@ def slot_limits(
         if most < floor:
             most = floor
             why += BLURRED
+        rounded = min(REACHED * rounding, thresholds.noise)
+        if most < rounded:
+            most, match = rounded, max(match, min(2 * rounding, thresholds.match))
+            why += ROUNDED
     elif noise is None:
         most = min(most, thresholds.blind_noise)
         why += ", no neighbouring boundary measured"

@@ -42,6 +42,9 @@ _PICTURE = (
     "A picture or a sound of which one row is compared looks like that, and nothing is wrong then: look at what the "
     "request holds there. Where it is a word, look at what hands the embedding's output to layer 0."
 )
+_POSITIONS = (
+    "Nothing is wrong: what enters layer 0 of such a target is its embedding with a vector per position added."
+)
 _SHOWN = 6
 
 
@@ -55,7 +58,7 @@ def find(facts: Facts) -> Iterator[Finding]:
     if odd is not None:
         told = _not_b0(odd)
         yield told
-        if odd.b0 is not None and facts.left.draft is not None:
+        if odd.b0 is not None and facts.left.draft is not None and odd.positional is None:
             # Inside, the draft's rows were held against an embedding that is not what it should be.
             wrong = odd.left_rows.tolist() if told.severity == FAULT else ()
             share, fit = compare_embedding(facts.left, facts.left.draft, odd.b0, wrong)
@@ -74,6 +77,8 @@ def _not_b0(odd: OddEmbedding) -> Finding:
         name = ID_OF_FIT[odd.fit.name]
         held = f"that times {factor:.4g}" if factor is not None else _WHAT[name]
         what = f"{'they are' if odd.rows > 1 else 'it is'} {held}"
+    elif odd.positional is not None:
+        name, what = "unexplained", f"the target adds positions between the two, as {odd.positional} says"
     else:
         name, what = "unexplained", "none of the known causes fits"
     many = odd.rows > 1
@@ -83,8 +88,9 @@ def _not_b0(odd: OddEmbedding) -> Finding:
         if odd.whole
         else f"{plural(odd.rows, 'row')} of {odd.of} (position{'s' if many else ''} {shown})"
     )
-    multiplied = factor is not None and odd.whole  # a multiplier that no config names may be the model's own
-    unsure = multiplied or odd.picture
+    # A multiplier that no config names may be the model's own; none turns its embedding round.
+    multiplied = factor is not None and factor > 0 and odd.whole
+    unsure = multiplied or odd.picture or odd.positional is not None
     return finding(
         name,
         f"{rows} of the target's embedding {'are' if many else 'is'} not {odd.beside}: {what} (median relative L2 "
@@ -100,7 +106,13 @@ def _not_b0(odd: OddEmbedding) -> Finding:
             "fit": odd.fit.name if odd.fit is not None else None,
             "factor": factor,
         },
-        remedy=_MULTIPLIED if multiplied else _PICTURE if odd.picture else _TAP,
+        remedy=_MULTIPLIED
+        if multiplied
+        else _PICTURE
+        if odd.picture
+        else _POSITIONS
+        if odd.positional is not None
+        else _TAP,
         severity=NOTE if unsure else FAULT,
     )
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from drafttrace.compare.describe import MAX_SERIES
 from drafttrace.compare.findings.base import finding, name_slots
+from drafttrace.compare.findings.noise import ORDINARY, REPEATS
 from drafttrace.compare.findings.open_rows import rows_named, told_as_wholes
 from drafttrace.compare.judge import FEW_ROWS, MATCH, NOISE, limits_of
 from drafttrace.compare.result import NOTE, Finding, SlotResult
@@ -37,6 +38,8 @@ def few_rows(slots: Sequence[SlotResult], thresholds: Thresholds, found: Sequenc
         why = f"too few for a mismatch, which begins at {thresholds.part:.0%} of the rows"
         if len(positions) >= thresholds.part * slot.rows:
             why = f"they are the upper end of what most rows differ by (median {slot.rel_l2.p50:.3g})"
+        if slot.kinds:
+            why = "the prompt repeats a few tokens, whose rows two number formats may take that far from each other"
         yield finding(
             "unexplained",
             f"{len(positions)} of {slot.rows} rows of {name_slots([slot.slot])} (position{'' if one else 's'} {shown}) "
@@ -51,8 +54,12 @@ def few_rows(slots: Sequence[SlotResult], thresholds: Thresholds, found: Sequenc
 
 
 def cautious(found: Sequence[Finding], slots: Sequence[SlotResult]) -> tuple[Finding, ...]:
-    """The conclusions of a comparison; that nothing is wrong is not said of a few rows as of many."""
+    """The conclusions of a comparison; that nothing is wrong is not said of a few rows as of many, nor of rows that repeat
+    each other."""
     most = max((slot.rows for slot in slots), default=_ENOUGH)
+    narrow = [slot for slot in slots if slot.kinds]
+    if narrow:
+        return tuple(_untold(f, narrow) if f.id == "none" else f for f in found)
     if most >= _ENOUGH:
         return tuple(found)
     rows = f"only {most} row{'' if most == 1 else 's'}"
@@ -66,6 +73,17 @@ def cautious(found: Sequence[Finding], slots: Sequence[SlotResult]) -> tuple[Fin
         if f.id == "none"
         else f
         for f in found
+    )
+
+
+def _untold(none: Finding, narrow: Sequence[SlotResult]) -> Finding:
+    """That nothing is wrong, of slots whose rows repeat each other: they cannot be told from other boundaries."""
+    return replace(
+        none,
+        summary=f"What was compared matches, but {REPEATS}: {name_slots([slot.slot for slot in narrow])} might be another "
+        "boundary all the same.",
+        confidence=0.3,
+        remedy=f"{ORDINARY} {none.remedy}",
     )
 
 

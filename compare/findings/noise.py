@@ -9,7 +9,7 @@ from drafttrace.compare.findings.base import finder, finding, name_slots
 from drafttrace.compare.grids import by_slot
 from drafttrace.compare.part_words import part_level, part_name
 from drafttrace.compare.result import NOTE, Finding, SlotResult
-from drafttrace.compare.thresholds import BLURRED
+from drafttrace.compare.thresholds import BLURRED, ROUNDED
 from drafttrace.compare.vocabulary import Entry, register
 
 register(
@@ -30,6 +30,8 @@ register(
 
 _WORTH_A_WORD = 0.01
 _MOST = 0.35
+REPEATS = "the prompt repeats a few tokens, whose rows do not tell boundaries apart"
+ORDINARY = "Compare a prompt of ordinary text, of some fifty tokens: it tells boundaries apart."
 _NAMES = {-1: "last state", -2: "embedding"}
 
 
@@ -112,7 +114,8 @@ def unstructured(slots: Sequence[SlotResult], others: str) -> Finding:
             }
             for slot in noisy
         },
-        remedy="What makes it, typically: weights or a KV cache that are quantised on one side only, another number format "
+        remedy=(f"{ORDINARY} " if any(slot.kinds for slot in slots) else "")
+        + "What makes it, typically: weights or a KV cache that are quantised on one side only, another number format "
         "(float16 for bfloat16), or other kernels. Record the same prompt twice on this server and give both to --noise: a "
         "floor as large as this makes it a match. Else compare with a reference in the served number format: drafttrace "
         "reference --dtype.",
@@ -122,7 +125,16 @@ def unstructured(slots: Sequence[SlotResult], others: str) -> Finding:
 
 
 def blurred(slots: Sequence[SlotResult]) -> str:
-    """What a recorded floor cannot tell of these slots; empty where it can."""
+    """What a recorded floor, or the prompt, cannot tell of these slots; empty where it can."""
+    if any(s.kinds for s in slots):
+        return f"; {REPEATS}"
+    rounded = [s for s in slots if s.verdict == "noise" and s.judged.against.endswith(ROUNDED)]
+    if rounded:
+        both = [f"{_called(s)}: {s.rounding:.2g} by rounding, neighbour {s.neighbour_rel_l2:.2g}" for s in rounded]
+        return (
+            f"; the neighbouring boundary is as near as rounding leaves two healthy runs ({'; '.join(both)}): a slot that "
+            "is one boundary off may look like this, too"
+        )
     near = [s for s in slots if s.verdict == "noise" and s.judged.against.endswith(BLURRED)]
     each = [f"{_called(s)}: floor {s.noise_rel_l2:.3g}, neighbour {s.neighbour_rel_l2:.3g}" for s in near]
     return (

@@ -128,7 +128,7 @@ def _is_told(part: RowPart, known: Sequence[Mapping[str, Any]]) -> bool:
 def flows_on(fault: Finding) -> bool:
     """Whether a fault may be why the last state differs."""
     without_slots = not fault.slots and fault.evidence.get("of") != "embed"
-    return without_slots or fault.id in _FLOWS_ON or "token_shift" in fault.evidence
+    return without_slots or fault.id in _FLOWS_ON
 
 
 def told_as_wholes(found: Sequence[Finding]) -> frozenset[int]:
@@ -142,4 +142,8 @@ def rows_named(found: Sequence[Finding]) -> dict[int, set[int]]:
     for finding in found:
         for slot, positions in finding.evidence.get(SINGLE, {}).items():
             told.setdefault(int(slot), set()).update(int(p) for p in positions)
+        for number in finding.slots if finding.id == "stale-rows" else ():
+            own = finding.evidence.get(str(number))
+            if isinstance(own, Mapping):
+                told.setdefault(number, set()).update(int(p) for p in own if str(p).isdigit())
     return told

@@ -72,7 +72,8 @@ def courses(facts: Facts) -> tuple[Course, ...]:
         return ()
     if any(placeholder_span(facts, rows) is not None for rows in facts.rows):
         return ()  # what stands behind a picture that only one side saw looks back at it
-    wrong = [slot for slot in facts.slots if slot.slot not in told and slot.verdict in {MISMATCH, NOISE}]
+    # Rows that repeat each other share one rounding, which may grow along the prompt.
+    wrong = [s for s in facts.slots if s.slot not in told and s.verdict in {MISMATCH, NOISE} and not s.kinds]
     if not any(slot.verdict == MISMATCH for slot in wrong):
         return ()
     if not _seen_in_attention(facts, [slot.slot for slot in wrong]):

@@ -91,3 +91,27 @@ def test_the_last_state_is_no_slot_of_the_incident(layout: str, smol: Any, tmp_p
     faults = [f for f in found.findings if f.severity == FAULT]
     assert [f.id for f in faults] == ["slot-shift"], faults
     assert ("slot 2 holds B29, which training did not feed" in faults[0].summary) == (layout != "v1")
+
+
+REPEATED = ("1" * 60, "1", "the " * 64, "the ", "A" * 12, "=" * 64, "cat dog " * 40, "- = " * 100)
+
+
+def test_prompts_of_one_repeated_token_raise_no_alarm(smol: Any, tmp_path: Path, fault_row: Any) -> None:
+    """bf16 against fp32 gave "slot 2 is B27, training had B17", "times one factor per channel" and the like: neighbouring
+    boundaries are nearer to each other there than bf16 rounds."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(smol.target)
+    samples = [np.asarray(tokenizer.encode(text), np.int64) for text in REPEATED]
+    sides = []
+    for dtype in ("bf16", "fp32"):
+        (tmp_path / dtype).mkdir()
+        made = make_reference(smol.target, samples, tmp_path / dtype, slots=(2, 15, 27), dtype=dtype)
+        sides.append([open_capture(str(path)) for path in made])
+    for text, low, high in zip(REPEATED, *sides, strict=True):
+        for left, reference in ((low, high), (high, low), (replace(low, boundaries={}), high)):
+            found = diff(left, reference)
+            faults = tuple((f.id, f.confidence) for f in found.findings if f.severity == FAULT)
+            row = Row(f"healthy: {text[:8].strip()!r} repeated, bf16 against fp32", "smol", (), faults, 0.0)
+            assert row.reached and found.exit_code == 0, [(f.id, f.summary) for f in found.findings]
+        fault_row(row)

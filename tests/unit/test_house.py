@@ -19,6 +19,7 @@ SMALL_RECORDS = {
     "drafttrace.tracer.embedding_scale",
     "drafttrace.tracer.errors",
     "drafttrace.tracer.grammar",
+    "drafttrace.tracer.learned_positions",
     "drafttrace.tracer.printable",
     "drafttrace.tracer.row_hash",
     "drafttrace.tracer.rows",

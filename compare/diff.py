@@ -156,7 +156,7 @@ class _Judging:
     def floor(self, slot: int) -> float:
         """Up to which relative L2 the slot differs as the recorded noise floor says that two healthy ones do; else 0."""
         noise = self.noise.of_slot(slot) if self.noise is not None else None
-        return self.thresholds.noise_match * noise[0] if noise is not None and noise[0] == noise[0] else 0.0
+        return DEFAULT.noise_match * noise[0] if noise is not None and noise[0] == noise[0] else 0.0
 
 
 @dataclass(frozen=True)
@@ -283,7 +283,7 @@ def _finish(work: _Work, judging: _Judging) -> Result:
         broken_reference=find_broken(reference, _measured(work, "reference")) if reference is not None else (),
     )
     compared = _was_compared(work, facts)
-    findings = diagnose(facts, compared)
+    findings, covered = diagnose(facts, compared)
     # What contradicts itself was looked into, though no draft's rows are there to check.
     compared = compared or (reference is None and any(f.severity == FAULT for f in findings))
     verdict = overall(counted(work.slots, work.others, len(left.slots)), findings, compared)
@@ -301,6 +301,7 @@ def _finish(work: _Work, judging: _Judging) -> Result:
         matrix=assemble.cross_matrix(facts.cross),
         sweep=assemble.sweep_matrix(location),
         findings=findings,
+        covered=covered,
         acceptance=facts.acceptance,
         noise=assemble.noise_info(judging.noise),
         thresholds=judging.thresholds,

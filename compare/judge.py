@@ -85,8 +85,9 @@ def rejudge(result: Result, thresholds: Thresholds) -> Result:
     rows to say which of them are odd by another rule.
     """
     from drafttrace.compare.findings.base import in_order
+    from drafttrace.compare.findings.covered import with_unexplained
     from drafttrace.compare.findings.few_rows import cautious, few_rows
-    from drafttrace.compare.findings.level import Ending, conclusion, find_unexplained
+    from drafttrace.compare.findings.level import Ending, conclusion
 
     _check(result, thresholds)
     slots = tuple(
@@ -95,15 +96,14 @@ def rejudge(result: Result, thresholds: Thresholds) -> Result:
     )
     others = tuple(judge_slot(_parted(slot, thresholds), thresholds) for slot in result.others)
     bad = {slot.slot for slot in slots if slot.verdict == MISMATCH}
-    found = [f for f in result.findings if not _made_again(f)]
+    found = [f for f in (*result.findings, *result.covered) if not _made_again(f)]
     found = [f for f in found if not f.judged_by_level or (set(f.slots) & bad and f.id != "quantization-noise")]
     compared = result.verdict != INCOMPARABLE or any(slot.rows for slot in slots)
     judged = counted(slots, others, len(result.left.slots))
+    covered: tuple[Finding, ...] = ()
     if compared:
-        found += [
-            *few_rows(slots, thresholds, found),
-            *find_unexplained(slots, others, found, thresholds),
-        ]
+        found += few_rows(slots, thresholds, found)
+        found, covered = with_unexplained(found, slots, others, thresholds)
         beside = tuple(state.slot for state in others)
         ending = Ending(result.acceptance, len(slots), beside, result.reference is None, thresholds, slots)
         found += cautious(conclusion(ending, found, overall(judged, found, compared)), slots)
@@ -114,6 +114,7 @@ def rejudge(result: Result, thresholds: Thresholds) -> Result:
         slots=slots,
         others=others,
         findings=findings,
+        covered=covered,
         thresholds=thresholds,
         verdict=verdict,
         exit_code=EXIT_CODES[verdict],

@@ -326,7 +326,8 @@ class NoiseInfo:
 
 @dataclass(frozen=True, repr=False)
 class Result:
-    """Everything that a comparison found. ``exit_code`` follows from ``verdict``.
+    """Everything that a comparison found. ``exit_code`` follows from ``verdict``. covered: findings that others, which rest
+    on limits, stand in for; a report by looser limits tells them.
 
     ``print(result)`` is the terminal's report; in a notebook the result shows itself.
     """
@@ -349,6 +350,7 @@ class Result:
     configs: Mapping[str, Any] = field(default_factory=dict)
     schema: str = SCHEMA
     tool_version: str = ""
+    covered: tuple[Finding, ...] = ()
 
     def __post_init__(self) -> None:
         for name, listed in (("slots", Slots), ("others", Slots), ("findings", Findings)):

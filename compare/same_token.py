@@ -55,7 +55,10 @@ def find_same_token(
 def _copies(
     slot: MeasuredSlot, mine: Stream, other: Stream, rows: dict[str, Ints], places: Places
 ) -> Iterator[Repeat]:
-    tokens, own = slot.ids.token_id, np.nan_to_num(slot.measures.rel_l2, nan=np.inf)
+    measures, own = slot.measures, slot.measures.rel_l2
+    # What can be no state is no copy of one.
+    states = np.isfinite(own) & (measures.norm_left > 0) & (measures.norm_reference > 0)
+    tokens = np.where(states, slot.ids.token_id, -1)
     least = max(_DIFFER, _TIMES * median(slot.measures.rel_l2))
     groups = _groups(hash_rows(mine.rows, rows[mine.side], BLOCK_BYTES), tokens)
     if 2 * sum(map(len, groups)) > len(tokens):

@@ -19,7 +19,9 @@ from drafttrace.tracer.rows import Floats
 
 Floors = Callable[[int], float]
 
-_COUNTS_FROM = 0.02  # the relative L2 from which on such a fit counts
+_COUNTS_FROM = (
+    0.02  # the relative L2 from which on such a fit counts, whatever the limits: a saved result keeps no rows
+)
 _MOST_LEFT = 0.12
 _TAKEN_AWAY = 0.5
 _FITS = PER_CHANNEL | {"rms"}
@@ -78,7 +80,7 @@ def _deviant(
 ) -> StreamFacts | None:
     """The side's slot that is such a fit away from the boundary at which it is found, explained by it; the other side's may
     be found at another one."""
-    limit = max(min(_COUNTS_FROM, slot.judged.match_limit), floors(slot.slot))
+    limit = max(_COUNTS_FROM, floors(slot.slot))
     both = [next((f for f in facts if f.index == slot.slot), None) for facts in (location.left, location.reference)]
     ours, theirs = both
     if ours is None or theirs is None or not slot.rel_l2.p50 > limit:

@@ -328,7 +328,13 @@ def _beyond_the_sweep(
 
 
 def _left_number(stream: StreamFacts, theirs: Sequence[StreamFacts]) -> int | None:
-    """A left slot's boundary without a sweep. A declaration that the values contradict counts as unknown."""
+    """A left slot's boundary without a sweep: that of the reference's slot that it is a function of. A declaration that the
+    values contradict counts as unknown."""
+    made_of = next(
+        (t for t in theirs if stream.explanation is not None and t.name == stream.explanation.target), None
+    )
+    if made_of is not None:
+        return stand_in(made_of)
     if stream.by != DECLARED:
         return stream.boundary
     same = [t for t in theirs if t.index == stream.index]

@@ -18,7 +18,8 @@ class Reading:
 
     Left slot i holds entry ``order[i]`` of the reference list (its slots, then its last entry), moved by
     ``offsets[i]`` boundaries. order[i] is None where the left slot has no counterpart (an extra one).
-    shift: k where order[i] = i + k for all slots. permuted: the order is another one. offset: d where one offset
+    shift: k where order[i] = i + k for all slots, and, where permuted too, after both were put in ascending order.
+    permuted: the order is another one. offset: d where one offset
     other than 0 holds for all. wrong: slots that hold an unrelated boundary. cost: separate faults.
     """
 
@@ -49,6 +50,9 @@ def read(left: Boundaries, reference: Boundaries, tail: int | None = None) -> Re
         order = _matching(left, reference, offset)
         if order is not None:
             readings.append(_permuted(left, reference, order, offset))
+    both = _shifted_and_permuted(left, reference)
+    if both is not None:
+        readings.append(both)
     return min(readings, key=lambda r: (r.cost, abs(r.shift), abs(r.offset), r.permuted))
 
 
@@ -73,6 +77,28 @@ def _matching(left: Boundaries, reference: Boundaries, offset: int) -> tuple[int
     free = [j for j, k in enumerate(reference) if j not in order and k is not None]
     full = tuple(free.pop(0) if j is None and free and left[i] is not None else j for i, j in enumerate(order))
     return None if full == tuple(range(len(left))) else full
+
+
+def _shifted_and_permuted(left: Boundaries, reference: Boundaries) -> Reading | None:
+    """The lists as two faults: in ascending order the one is the other's moved by k, and the order is another one too.
+
+    What the left list lacks are then the reference's first k boundaries, and what it has beyond them lies above all of its
+    others (or the other way round). None where that does not hold, or an entry is not known by its number.
+    """
+    if len(left) != len(reference) or any(k is None or k < 0 for k in (*left, *reference)):
+        return None
+    ours, theirs = (sorted(k for k in wiring if k is not None) for wiring in (left, reference))
+    if len(set(ours)) < len(ours) or len(set(theirs)) < len(theirs):
+        return None
+    count = len(ours)
+    for k in range(1, count - 1):  # two agree at least
+        for shift, moved in ((k, ours[: count - k] == theirs[k:]), (-k, ours[k:] == theirs[: count - k])):
+            where = {b: j for j, b in enumerate(reference)}
+            order = tuple(where.get(b) for b in left)
+            if moved and any(j is not None and j != i + shift for i, j in enumerate(order)):
+                offsets = tuple(None if j is None else 0 for j in order)
+                return Reading(order, offsets, shift, True, 0, (), (), 2.1)
+    return None
 
 
 def _shifted(left: Boundaries, reference: Boundaries, tail: int | None, shift: int, offset: int) -> Reading:

@@ -259,8 +259,11 @@ def difference_findings(
         yield found("slot-count", f": {_slots(len(served))} instead of {len(wanted)}")
     reading = read(served, wanted)
     if reading.shift:
+        order = "in ascending order, " if reading.permuted else ""
         yield found(
-            "slot-shift", f": slot i holds what belongs in slot i{reading.shift:+d}", tuple(range(len(served)))
+            "slot-shift",
+            f": {order}slot i holds what belongs in slot i{reading.shift:+d}",
+            tuple(range(len(served))),
         )
     if reading.permuted:
         moved = tuple(i for i, (a, b) in enumerate(zip(served, wanted, strict=False)) if a != b)

@@ -12,10 +12,10 @@ import pkgutil
 from drafttrace.compare.facts import Facts
 from drafttrace.compare.findings.base import FINDERS, in_order
 from drafttrace.compare.findings.broken_rows import told_once
+from drafttrace.compare.findings.covered import with_unexplained
 from drafttrace.compare.findings.few_rows import cautious, few_rows
-from drafttrace.compare.findings.level import Ending, conclusion, find_unexplained
+from drafttrace.compare.findings.level import Ending, conclusion
 from drafttrace.compare.findings.own_rows import without_repeats
-from drafttrace.compare.findings.own_wiring import OWN_SWEEP
 from drafttrace.compare.findings.part_rows import without_wholes
 from drafttrace.compare.judge import counted, overall
 from drafttrace.compare.result import Finding
@@ -33,25 +33,22 @@ def load() -> None:
     _loaded = True
 
 
-def diagnose(facts: Facts, compared: bool) -> tuple[Finding, ...]:
-    """All findings that hold, in the order in which they should be read."""
+def diagnose(facts: Facts, compared: bool) -> tuple[tuple[Finding, ...], tuple[Finding, ...]]:
+    """All findings that hold, in the order in which they should be read; and those for which others of them stand in."""
     load()
     finders = sorted(FINDERS.values(), key=lambda one: (one.turn, one.module))
     # A row or two that any two prompts share prove nothing about slots: then only tokens and the trace itself count.
     paired = compared or facts.reference is None
     found = told_once([finding for one in finders if paired or one.unpaired for finding in one.find(facts)])
     found = without_repeats(without_wholes(found))
+    covered: tuple[Finding, ...] = ()
     if compared:
         if facts.reference is not None:
             found += few_rows(facts.slots, facts.thresholds, found)
-        known = [f for f in found if f.id != "unexplained" or f.evidence.get("against") != OWN_SWEEP]
-        further = list(find_unexplained(facts.slots, facts.others, known, facts.thresholds))
-        # What the comparison tells by its own limits can be judged again by others.
-        told = {slot for f in further for slot in f.slots}
-        found = [f for f in found if f in known or not told & set(f.slots)] + further
+        found, covered = with_unexplained(found, facts.slots, facts.others, facts.thresholds)
         beside = tuple(state.slot for state in facts.others)
         alone = facts.reference is None
         ending = Ending(facts.acceptance, len(facts.slots), beside, alone, facts.thresholds, facts.slots)
         judged = counted(facts.slots, facts.others, len(facts.left.slots))
         found += cautious(conclusion(ending, found, overall(judged, found, compared)), facts.slots)
-    return in_order(found)
+    return in_order(found), covered

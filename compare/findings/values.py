@@ -131,10 +131,13 @@ def _transformed(facts: Facts) -> Iterator[Finding]:
     grouped: dict[tuple[str, str, str | None], list[tuple[int, StreamFacts, Explanation]]] = {}
     partial = facts.ranks.partial.slots if facts.ranks.partial is not None else ()
     side = _deviant_side(facts)
+    again = _told_of_the_other(facts, side)
     for index in range(len(facts.slots)):
         if index in partial:  # that the ranks' sum is right says more than what one part resembles
             continue
         stream = _deviant(facts, index, side)
+        if stream is not None and (stream.side, stream.index) in again:
+            continue
         first = None
         for one in stages(stream) if stream is not None else ():
             assert one.explanation is not None
@@ -176,6 +179,22 @@ def finding_id(stream: StreamFacts) -> str:
     if stream.side == "reference" and name in {"norm-extra", "norm-missing"}:
         return "norm-missing" if name == "norm-extra" else "norm-extra"
     return name
+
+
+def _told_of_the_other(facts: Facts, side: str) -> frozenset[tuple[str, int]]:
+    """The slots that are explained by one of the other side in another place, and explain that one: of two slots that are
+    functions of each other, the one of ``side`` is told."""
+    names = {(s.side, s.name): s for s in (*facts.left_streams, *facts.reference_streams) if s.index >= 0}
+    found = set()
+    for stream in names.values():
+        if stream.side == side or stream.explanation is None:
+            continue
+        other = names.get((side, stream.explanation.target))
+        if other is None or other.index == stream.index or other.explanation is None:
+            continue
+        if other.explanation.target == stream.name:
+            found.add((stream.side, stream.index))
+    return frozenset(found)
 
 
 def _deviant(facts: Facts, index: int, side: str) -> StreamFacts | None:

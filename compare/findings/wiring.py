@@ -243,6 +243,9 @@ def _default(facts: Facts) -> Iterator[Finding]:
 def _shift(facts: Facts, reading: Reading) -> Iterator[Finding]:
     if not reading.shift:
         return
+    if reading.permuted:
+        yield _shift_of_the_set(facts, reading)
+        return
     entries = [*facts.reference_wiring, facts.tail] if facts.tail is not None else list(facts.reference_wiring)
     k = reading.shift
     lost = [entries[i] for i in range(min(k, len(facts.reference_wiring)))] if k > 0 else []
@@ -263,6 +266,25 @@ def _shift(facts: Facts, reading: Reading) -> Iterator[Finding]:
         "slot-shift",
         f"The server's slots are the reference's moved by {step}: {what}{_how(facts)}.",
         slots=range(len(facts.left_wiring)),
+        confidence=_certainty(facts),
+        evidence=_evidence(facts, shift=k, missing=boundary_list(lost), extra=boundary_list(extra)),
+        remedy=_remedy(facts),
+    )
+
+
+def _shift_of_the_set(facts: Facts, reading: Reading) -> Finding:
+    """A shift of slots that stand in another order as well: told by the boundaries, and not by their places."""
+    k, ours, theirs = reading.shift, facts.left_wiring, facts.reference_wiring
+    lost = sorted(b for b in theirs if b is not None and b not in ours)
+    extra = sorted(b for b in ours if b is not None and b not in theirs)
+    step = "one" if abs(k) == 1 else str(abs(k))
+    verb = "is" if abs(k) == 1 else "are"
+    return finding(
+        "slot-shift",
+        f"Put in ascending order, the server's slots are the reference's moved by {step}: "
+        f"{called([*lost], 'the slot')} that training fed {verb} missing, and {called([*extra], 'a state')} that training "
+        f"did not feed {'stands' if abs(k) == 1 else 'stand'} in instead{_how(facts)}.",
+        slots=range(len(ours)),
         confidence=_certainty(facts),
         evidence=_evidence(facts, shift=k, missing=boundary_list(lost), extra=boundary_list(extra)),
         remedy=_remedy(facts),

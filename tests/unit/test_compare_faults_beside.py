@@ -139,3 +139,19 @@ def test_a_row_that_was_copied_from_the_same_token_is_told(side: str) -> None:
     found = diff(*((changed, reference) if side == "left" else (left, changed)))
     assert faults(found) == ["stale-rows"], [(f.id, f.summary) for f in found.findings]
     assert found.findings[0].slots == (1,) and not any("few_rows" in f.evidence for f in found.findings)
+
+
+@pytest.mark.parametrize("order", [(0, 2, 1), (1, 0, 2)])
+def test_a_shift_and_another_order_of_the_reference_s_slots_are_both_told(order: tuple[int, ...]) -> None:
+    found = diff(served(WORLD, WIRING), made.permuted(order)(dumped(NOISY, (0, 2, 7))))
+    assert sorted(faults(found)) == ["slot-permutation", "slot-shift"]
+    shift = next(f for f in found.findings if f.id == "slot-shift")
+    assert "the embedding (B0) that training fed is missing" in shift.summary and "B12" in shift.summary
+
+
+@pytest.mark.parametrize("pair", ["kimi", "llama"])
+def test_a_gain_of_one_of_two_exchanged_slots_is_one_finding_without_a_sweep(pair: str) -> None:
+    """The slot was told as a gain of the other side's, and that one as a gain of this: three findings for two faults."""
+    left = replace(trace(pair), boundaries={}, embed=None)
+    found = diff(left, with_slot(made.permuted((1, 0, 2))(dump(pair)), 0, lambda x: gained(gained(gained(x)))))
+    assert sorted(faults(found)) == ["norm-gain", "slot-permutation"], [(f.id, f.summary) for f in found.findings]

@@ -12,6 +12,7 @@ from compare_world import bf16, dumped, make_world, served
 from drafttrace.compare.diff import diff
 from drafttrace.compare.judge import rejudge
 from drafttrace.compare.result import FAULT, Result
+from drafttrace.compare.thresholds import Noise, parse_thresholds
 from drafttrace.tracer.capture import Capture
 from drafttrace.tracer.rows import Floats
 
@@ -123,3 +124,41 @@ def test_what_a_trace_s_own_sweep_tells_outlives_its_report(name: str, reference
     found = diff(replace(left, slots=slots), reference)
     assert found.verdict == "mismatch"
     same(found)
+
+
+def slightly(level: float, rows: list[int] | slice) -> object:
+    """Noise of ``level`` per element on some rows."""
+
+    def change(x: Floats) -> Floats:
+        x = x.copy()
+        size = np.linalg.norm(x[rows], axis=1, keepdims=True) / np.sqrt(x.shape[1])
+        x[rows] += level * size * np.random.default_rng(3).standard_normal(x[rows].shape)
+        return x
+
+    return change
+
+
+NEAR = {
+    "noise in some rows": slightly(0.02, ODD),
+    "more of it": slightly(0.05, ODD),
+    "noise in all rows": slightly(0.02, slice(None)),
+    "a small gain": lambda x: x * (1 + 0.02 * np.random.default_rng(0).standard_normal(x.shape[1])),
+}
+SETTINGS = ([], ["match=0.01", "noise=0.01"], ["match=0.005", "noise=0.01", "blind_noise=0.01"])
+
+
+@pytest.mark.parametrize("floor", [None, 0.01, 0.04])
+@pytest.mark.parametrize("name", NEAR)
+def test_other_limits_say_of_a_saved_result_what_they_say_of_the_tensors(name: str, floor: float | None) -> None:
+    """Near 0.01: what the trace's own sweep showed was lost where a limit had told of its slot, and looser ones did not;
+    and whether a gain was looked for hung on the limits."""
+    change = NEAR[name]
+    left = served(WORLD, WIRING)
+    assert callable(change)
+    rows = bf16(change(left.slots[1].rows.floats()))
+    left = replace(left, slots=tuple(replace(s, rows=rows) if i == 1 else s for i, s in enumerate(left.slots)))
+    noise = None if floor is None else Noise("two recordings", (floor,) * 3, (2 * floor,) * 3)
+    fresh = [diff(left, DUMP, thresholds=parse_thresholds(s), noise=noise) for s in SETTINGS]
+    for saved in fresh:
+        for wanted, settings in zip(fresh, SETTINGS, strict=True):
+            assert told(rejudge(Result.from_json(saved.to_json()), parse_thresholds(settings))) == told(wanted)

@@ -141,3 +141,26 @@ def test_an_unlocated_slot_is_not_the_free_hole_of_a_permutation(
     assert (found.shift, found.permuted, found.order) == (shift, False, order)
     exchanged = read((13, None, 2), (2, 8, 13), None)
     assert exchanged.permuted and exchanged.order == (2, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("left", "reference", "shift", "order"),
+    [
+        ((2, 7, 12), (0, 7, 2), 1, (2, 1, None)),
+        ((2, 7, 12), (2, 0, 7), 1, (0, 2, None)),
+        ((2, 7, 12), (12, 7, 16), -1, (None, 1, 0)),
+        ((0, 3, 31), (3, 59, 31), -1, (None, 0, 2)),
+    ],
+)
+def test_a_shift_of_slots_in_another_order_is_two_faults(
+    left: tuple[int, ...], reference: tuple[int, ...], shift: int, order: tuple[int | None, ...]
+) -> None:
+    """Two slots were "other boundaries than training", and neither fault was named."""
+    found = read(left, reference)
+    assert (found.shift, found.permuted, found.order) == (shift, True, order)
+    assert not found.wrong and not found.moved and not found.same
+
+
+def test_one_wrong_slot_beside_another_order_is_no_shift() -> None:
+    assert (read((2, 7, 12), (7, 2, 5)).shift, read((2, 7, 12), (7, 2, 5)).wrong) == (0, (2,))
+    assert read((2, 7, 12), (7, 12, 2)).shift == 0 and read((2, 7, 12), (0, 2, 7)).permuted is False

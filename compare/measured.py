@@ -114,7 +114,7 @@ def _lasts(
     ours, others = _place(left, location.left), _place(reference, location.reference)
     if ours.raw == others.raw and (not ours.raw or None in (ours.boundary, others.boundary) or ours == others):
         return mine, theirs
-    if others.raw and (found := _at(sides.left_sweep, others.boundary)) is not None:
+    if others.raw and (found := _at(sides.left_sweep, _before_the_norm(left, others))) is not None:
         return found, theirs
     if ours.raw and (found := _at(sides.reference_sweep, ours.boundary)) is not None:
         return mine, found
@@ -135,6 +135,15 @@ def _place(capture: Capture, streams: Iterable[StreamFacts]) -> _Place:
     boundary = fact.boundary if fact is not None else None
     proven = fact is not None and fact.by == VALUE and fact.explanation is None
     return _Place(norm is Norm.PRE or (norm is Norm.UNKNOWN and proven), boundary)
+
+
+def _before_the_norm(left: Capture, place: _Place) -> int | None:
+    """The boundary that a last state before the final norm is meant to be: its own, else B(n), where a sweep of every
+    boundary did not find it anywhere."""
+    if place.boundary is not None or left.last is None or left.last.boundary is None:
+        return place.boundary
+    swept = all(k in left.boundaries for k in range(left.last.boundary + 1))
+    return left.last.boundary if swept else None
 
 
 def _at(sweep: Iterable[Stream], boundary: int | None) -> Stream | None:

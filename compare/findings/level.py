@@ -216,7 +216,7 @@ def find_unexplained(
         yield single
     # The training targets come from the last state; a fault that has no slot may be its cause.
     flows = [f for f in faults if flows_on(f)]
-    if not flows and not any(f.id == "last-not-last" for f in found):
+    if not flows and not any(f.id == "last-not-last" for f in faults):
         alone = not slots  # then nothing else speaks of the embedding
         for other in others:
             if (other.slot == -1 or alone) and other.verdict == "mismatch":

@@ -155,3 +155,11 @@ def test_a_gain_of_one_of_two_exchanged_slots_is_one_finding_without_a_sweep(pai
     left = replace(trace(pair), boundaries={}, embed=None)
     found = diff(left, with_slot(made.permuted((1, 0, 2))(dump(pair)), 0, lambda x: gained(gained(gained(x)))))
     assert sorted(faults(found)) == ["norm-gain", "slot-permutation"], [(f.id, f.summary) for f in found.findings]
+
+
+@pytest.mark.parametrize("pair", ["kimi", "llama"])
+def test_a_last_state_that_is_no_boundary_is_told(pair: str) -> None:
+    """A note that it is declared as an early one, or that nobody declared it, silenced that it is none at all."""
+    assert faults(diff(trace(pair), dump(pair))) == []
+    found = diff(trace(pair), made.over_last(mixed)(dump(pair)))
+    assert faults(found) == ["unexplained"] and found.findings[0].summary.startswith("The last state differs")

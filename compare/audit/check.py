@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from drafttrace.compare.audit.config_checks import config_findings
+from drafttrace.compare.audit.context_checks import context_findings
 from drafttrace.compare.audit.conventions import Convention
 from drafttrace.compare.audit.copied_weights import copied_findings
 from drafttrace.compare.audit.evidence_checks import dump_findings
@@ -87,7 +88,7 @@ def check(
     if url_health is not None:
         notes += server_notes(made.subject, url_health)
     notes += remarks_on(made.subject, made.fix)
-    left = _left(made, subject, dumps, hows)
+    left = _left(made, subject, dumps, hows, running=url_health is not None)
     return _result(made, (target_dir, draft_dir), notes, url_health, left, began)
 
 
@@ -103,8 +104,11 @@ def _judge(
     health: Mapping[str, Any] | None,
     hash_weights: bool,
     before: _Judged | None = None,
+    *,
+    running: bool = False,
 ) -> _Judged:
-    """Every check, one after the other. before: what the same weights gave with another config."""
+    """Every check, one after the other. before: what the same weights gave with another config. running: a server was
+    seen to run the draft, whose answer is not looked at here."""
     subject, findings = with_turned_tensors(subject)
     subject, wider, width = with_true_widths(subject)
     findings += wider
@@ -114,8 +118,11 @@ def _judge(
     findings += [*wiring_findings(subject), *config_findings(subject)]
     findings += [*shard_findings(subject), *weight_findings(subject, reports)]
     findings += [*vocabulary_findings(subject, vocabulary), *copied]
-    if health is None:  # a server that runs did start
+    running = running or health is not None
+    if not running:
         findings += start_findings(subject)
+    else:
+        findings += context_findings(subject, running=True)
     for one, how in zip(dumps, hows, strict=True):
         findings += dump_findings(subject, one, *how)
     if health is not None:
@@ -132,8 +139,11 @@ def _against_the_target(subject: Subject, vocabulary: VocabularyMap | None, whol
     )
 
 
-def _left(made: _Judged, subject: Subject, dumps: Sequence[Capture], hows: Sequence[Wiring]) -> tuple[Finding, ...]:
-    """The faults of the copy that ``--fix`` would write. subject: with the config as it stands in the file."""
+def _left(
+    made: _Judged, subject: Subject, dumps: Sequence[Capture], hows: Sequence[Wiring], *, running: bool
+) -> tuple[Finding, ...]:
+    """The faults of the copy that ``--fix`` would write. subject: with the config as it stands in the file. running: a
+    server was seen to run."""
     faults = tuple(finding for finding in made.findings if finding.severity == FAULT)
     if not made.fix or not faults:
         return faults
@@ -141,7 +151,7 @@ def _left(made: _Judged, subject: Subject, dumps: Sequence[Capture], hows: Seque
         mended = with_config(subject, corrected(subject.draft.raw, made.fix))
     except UnreadableFile:
         return faults
-    again = _judge(mended, dumps, hows, None, False, before=made)
+    again = _judge(mended, dumps, hows, None, False, before=made, running=running)
     return tuple(finding for finding in again.findings if finding.severity == FAULT)
 
 

@@ -10,11 +10,12 @@ from drafttrace.compare.audit.forward_checks import forward_findings
 from drafttrace.compare.audit.loading_checks import loading_findings
 from drafttrace.compare.audit.mla_checks import mla_findings
 from drafttrace.compare.audit.refusal_checks import refusal_findings, refused_keys
+from drafttrace.compare.audit.remedies import flag_remedy
 from drafttrace.compare.audit.rope_checks import KNOWN_ROPES, rope_findings
 from drafttrace.compare.audit.said_in_vain import odd_flags, odd_layer_types, rope_fields, unused_window
 from drafttrace.compare.audit.sglang_rules import honoured
 from drafttrace.compare.audit.start_checks import start_findings
-from drafttrace.compare.audit.subject import NEEDS, Subject, fault, note
+from drafttrace.compare.audit.subject import Subject, fault, note
 from drafttrace.compare.audit.switch_checks import switch_findings
 from drafttrace.compare.audit.tokenizer_checks import tokenizer_findings
 from drafttrace.compare.audit.vocab_sizes import vocabulary_size
@@ -25,8 +26,6 @@ from drafttrace.compare.result import FAULT, Finding
 
 _LARGE_EPS = 1e-2
 EAGLE3_CLASSES = (PLAIN_CLASS, MLA_CLASS)
-_POSITIONS = {"llama": 2048, "kimi_k2": 4096, "deepseek_v3": 4096}
-"""What a config class takes without ``max_position_embeddings``."""
 
 
 def config_findings(subject: Subject) -> Iterator[Finding]:
@@ -127,6 +126,8 @@ def _graph_buffer(subject: Subject) -> Iterator[Finding]:
     level, too), else 3. Where that is not what the target hands over, the copy into the buffer is skipped in silence.
     """
     draft, target = subject.draft, subject.target
+    if subject.reader is not None and subject.reader.stops_at(subject.served.ids, target.layers):
+        return
     listed = draft.layer_ids or next(iter(draft.other_ids), None)
     slots = draft.num_aux or (len(listed.ids) if listed is not None else 3)
     served = subject.served.wiring or ()
@@ -201,7 +202,7 @@ def _flags(subject: Subject) -> Iterator[Finding]:
                 "norm-missing",
                 0.9,
                 f"The draft was trained with {flag}: true, which {name} in SGLang {version} does not implement; {effect}.",
-                _flag_remedy(flag),
+                flag_remedy(flag, subject.draft),
                 {"flag": flag, "version": version, "class": name},
             )
     if draft.project == SPECFORGE and draft.norm_output:
@@ -238,14 +239,6 @@ def _eps(subject: Subject) -> Iterator[Finding]:
         )
 
 
-def _flag_remedy(flag: str) -> str:
-    if flag == "norm_before_fc":
-        return "Serve with SGLang 0.5.17 or newer and the class LlamaForCausalLMEagle3, or train without norm_before_fc."
-    if flag == "norm_before_residual":
-        return "Serve this draft with vLLM, or train it with norm_before_residual false."
-    return f"Serve with SGLang 0.5.13 or newer, or train without {flag}."
-
-
 def _positions(subject: Subject) -> Iterator[Finding]:
     draft, target = subject.draft, subject.target
     yield from rope_findings(subject.draft)
@@ -259,7 +252,6 @@ def _positions(subject: Subject) -> Iterator[Finding]:
             {"draft": draft.rope.theta, "target": target.rope_theta},
         )
     yield from _other_scaling(subject)
-    yield from _context(subject)
     if draft.window is not None:
         yield fault(
             "window-mismatch",
@@ -309,32 +301,6 @@ def _scaling(kind: str | None, fields: Mapping[str, Any]) -> dict[str, Any]:
 def _stretch(scaling: Mapping[str, Any]) -> str:
     named = [f"{key} {short_value(value)}" for key, value in scaling.items() if key != "rope_type"]
     return f"{scaling['rope_type']} ({', '.join(named)})" if scaling else "no scaling"
-
-
-def _context(subject: Subject) -> Iterator[Finding]:
-    """A draft for fewer positions than the target. It is no fault: many drafts are, and are served with the argument."""
-    draft, longest = subject.draft, subject.target.max_positions
-    absent = "max_position_embeddings" not in draft.flat
-    own = _POSITIONS.get(str(draft.flat.get("model_type")), 0) if absent else draft.max_positions
-    factor: Any = draft.rope.fields.get("factor")
-    stretched = draft.rope.kind == "linear" and type(factor) in (int, float) and 0 < factor < longest
-    taken = int(own * factor) if stretched else own  # SGLang multiplies the two
-    if not own or taken >= longest:
-        return
-    made = (
-        f"The draft's config has no max_position_embeddings, which means {own}"
-        if absent
-        else f"The draft was made for {own}"
-    )
-    yield note(
-        "rope-mismatch",
-        0.6,
-        f"{made} positions, the target for {longest}: SGLang starts such a draft only where it is told to, and acceptance "
-        "may fall beyond the draft's length.",
-        f"Start the server with --context-length {taken}, or with SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1 where "
-        "training saw longer texts; then write the max_position_embeddings (and the rope scaling) that training used.",
-        {"draft": own, "target": longest, NEEDS: f"--context-length {taken}"},
-    )
 
 
 def _windowed(draft: DraftConfig) -> str:

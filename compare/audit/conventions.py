@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from drafttrace.compare.audit.installed import installed_class, installed_version
-from drafttrace.compare.audit.sglang_rules import LAST_VERSION, capability
+from drafttrace.compare.audit.sglang_rules import LAST_VERSION, LOOK_UP, capability
 from drafttrace.compare.audit.target_config import TargetConfig
 from drafttrace.compare.draft_config import NESTED, SPECULATORS, TOP_LEVEL, DraftConfig, LayerIds
 from drafttrace.compare.id_rules import emitted, spellings
@@ -18,7 +18,8 @@ class SglangReader:
     """How one SGLang release reads ids for one target class.
 
     read(ids, n): the boundaries its setter stores. source: who says so, for reports. embed: whether it can capture
-    B0 (None: not known). last: whether it can capture B(n). installed: the class itself was asked.
+    B0 (None: not known). last: whether it can capture B(n). installed: the class itself was asked. looks_up: a boundary
+    without a layer stops the server, where others hand over a slot less for it.
     """
 
     architecture: str
@@ -28,10 +29,15 @@ class SglangReader:
     embed: bool | None
     last: bool
     installed: bool
+    looks_up: bool = False
 
     def served(self, ids: Sequence[int] | None, n: int) -> tuple[int, ...]:
         """The slots that the server hands over, ascending."""
         return emitted(self.read(ids, n), n if self.last else n - 1)
+
+    def stops_at(self, ids: Sequence[int] | None, n: int) -> tuple[int, ...]:
+        """The boundaries at which the setter itself fails with an IndexError, before anything is served."""
+        return tuple(k for k in self.read(ids, n) if k >= n) if self.looks_up else ()
 
     def ids_for(self, boundaries: Sequence[int], n: int) -> tuple[int, ...] | None:
         """Ids that make this server hand over exactly ``boundaries``; None where none do, or not in this order."""
@@ -71,12 +77,22 @@ def sglang_reader(target: TargetConfig, version: str | None) -> SglangReader | N
                 embed=known.embed if known is not None else None,
                 last=known.last if known is not None else False,
                 installed=True,
+                looks_up=found.looks_up or (architecture in LOOK_UP and known is not None and known.exact),
             )
     entry = capability(architecture, version or here or LAST_VERSION)
     if entry is None:
         return None
     source = entry.source if entry.exact else f"{entry.source}; {entry.version} lies outside and may differ"
-    return SglangReader(architecture, entry.version, source, entry.asked, entry.embed, entry.last, installed=False)
+    return SglangReader(
+        architecture,
+        entry.version,
+        source,
+        entry.asked,
+        entry.embed,
+        entry.last,
+        installed=False,
+        looks_up=architecture in LOOK_UP and entry.exact,
+    )
 
 
 def trainer(draft: DraftConfig, n: int) -> Convention:

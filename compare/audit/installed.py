@@ -24,12 +24,14 @@ _DEPTH = 8
 
 @dataclass(frozen=True)
 class InstalledClass:
-    """One target class of the installed SGLang. ``read(ids, n)`` is what its setter stores, as boundaries."""
+    """One target class of the installed SGLang. ``read(ids, n)`` is what its setter stores, as boundaries. looks_up: it
+    looks each of them up among its layers, so that one without a layer stops the server."""
 
     architecture: str
     defined_in: str
     version: str
     read: Callable[[Sequence[int] | None, int], tuple[int, ...]]
+    looks_up: bool = False
 
 
 def installed_version() -> str | None:
@@ -55,7 +57,8 @@ def installed_class(architecture: str) -> InstalledClass | None:
     inner = _language_model(architecture, folder)
     nested = _setter(inner, folder, 0) if inner is not None else None
     where = where if nested is None else f"{where} and {nested[1]}"
-    installed = InstalledClass(architecture, where, version, functools.partial(_call, source, architecture, folder))
+    reads = functools.partial(_call, source, architecture, folder)
+    installed = InstalledClass(architecture, where, version, reads, _looks_up(architecture, folder))
     try:
         installed.read(None, 32)
     except Exception:  # any surprise in foreign code: the table answers instead
@@ -132,6 +135,39 @@ def _language_model(name: str, folder: Path) -> str | None:
         ):
             return ast.unparse(node.value.func).rsplit(".", 1)[-1]
     return None
+
+
+def _looks_up(name: str, folder: Path) -> bool:
+    """Whether the inner model to which a class hands the boundaries marks ``self.layers[boundary]`` for each."""
+    setter, inner = _setter(name, folder, 0), _inner_model(name, folder, 0)
+    if setter is None or inner is None or f".{SETTER}(" not in ast.unparse(setter[0]):
+        return False
+    nested = _setter(inner, folder, 0)
+    return nested is not None and ("self.layers[" in ast.unparse(nested[0]) or _looks_up(inner, folder))
+
+
+def _inner_model(name: str, folder: Path, depth: int) -> str | None:
+    """The class of ``self.model`` or ``self.language_model``, by the class or by those that it inherits from."""
+    found = _class(name, folder)
+    if found is None or depth > _DEPTH:
+        return None
+    built = []
+    for node in ast.walk(found[0]):
+        if isinstance(node, ast.FunctionDef):  # the inner class may be an argument with a default
+            given = node.args.args[len(node.args.args) - len(node.args.defaults) :]
+            pairs = zip(given, node.args.defaults, strict=True)
+            built += [ast.unparse(value) for arg, value in pairs if arg.arg == "language_model_cls"]
+        elif (
+            isinstance(node, ast.Assign)
+            and isinstance(node.value, ast.Call)
+            and ast.unparse(node.targets[0]) in ("self.model", "self.language_model")
+        ):
+            built.append(ast.unparse(node.value.func).rsplit(".", 1)[-1])
+    known = next((one for one in built if one != name and _class(one, folder) is not None), None)
+    if known is not None:
+        return known
+    bases = (ast.unparse(base).rsplit(".", 1)[-1] for base in found[0].bases)
+    return next((inner for base in bases if (inner := _inner_model(base, folder, depth + 1)) is not None), None)
 
 
 class _Part:

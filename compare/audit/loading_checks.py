@@ -74,9 +74,10 @@ def loading_changes(subject: Subject) -> dict[str, Any]:
     changes |= {key: value for key, value in NULL_DEFAULTS.items() if key in _null_keys(draft)}
     if _null_target_size(draft):
         changes["target_hidden_size"] = draft.slot_width
-    if _lacks_pruned_size(draft) and matrix_shape(subject.draft_weights, "lm_head.weight") is None:
+    if lacks_pruned_size(draft) and matrix_shape(subject.draft_weights, "lm_head.weight") is None:
         # absent is an error there, null means the target's head; a tied draft has a row for each token
-        changes["draft_vocab_size"] = draft.vocab_size if draft.tied else None
+        mapped = _mapped(subject)
+        changes["draft_vocab_size"] = draft.vocab_size if draft.tied else mapped
     elif _null_pruned_size(draft):
         changes["draft_vocab_size"] = draft.vocab_size
     return changes
@@ -180,8 +181,15 @@ def _nulls(subject: Subject, loads: bool) -> Iterator[Finding]:
         )
 
 
-def _lacks_pruned_size(draft: DraftConfig) -> bool:
+def lacks_pruned_size(draft: DraftConfig) -> bool:
+    """Whether the plain class stops at a config that does not have the key at all; null is another thing to it."""
     return "draft_vocab_size" not in draft.flat and draft.architecture == PLAIN_CLASS
+
+
+def _mapped(subject: Subject) -> int | None:
+    """Entries of the draft's ``d2t``: its head has a row for each, and the target's head has not."""
+    shape = subject.draft_weights.shape("d2t")
+    return shape[0] if shape is not None and len(shape) == 1 else None
 
 
 def _null_pruned_size(draft: DraftConfig) -> bool:
@@ -196,8 +204,13 @@ def _no_pruned_size(subject: Subject) -> Iterator[Finding]:
     head = matrix_shape(subject.draft_weights, "lm_head.weight")
     own = f'"draft_vocab_size": {head[0]}, the rows of lm_head.' if head is not None else ""
     tied = f'"draft_vocab_size": {draft.vocab_size}, the rows of the embedding that the draft takes for its head.'
-    if _lacks_pruned_size(draft):
-        shared = '"draft_vocab_size": null, so that the server takes the target\'s head; the checkpoint has none.'
+    if lacks_pruned_size(draft):
+        shared, mapped = (
+            '"draft_vocab_size": null, so that the server takes the target\'s head; the checkpoint has none.',
+            _mapped(subject),
+        )
+        if mapped is not None:
+            shared = f'"draft_vocab_size": {mapped}, the entries of d2t, with a head of as many rows.'
         yield fault(
             "fc-not-called",
             0.9,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from drafttrace.compare.audit.sglang_rules import embed_since
 from drafttrace.compare.audit.subject import Subject
-from drafttrace.compare.draft_config import NESTED, DraftConfig
+from drafttrace.compare.draft_config import MLA_CLASS, NESTED, PLAIN_CLASS, DraftConfig
 from drafttrace.tracer.boundary import wiring_name
 
 TRACE = "the trace"
@@ -67,3 +67,17 @@ def _unproven(subject: Subject, wanted: Sequence[int], serve: str) -> str:
         "; whether this class can capture B0 is not known, and some stop with a TypeError at their first pass: then start "
         f"the server with {serve}"
     )
+
+
+def flag_remedy(flag: str, draft: DraftConfig) -> str:
+    """What to do about a switch that the draft's class in this release does not read."""
+    if flag == "norm_before_fc" and (draft.architecture == MLA_CLASS or draft.mla is not None):
+        return (
+            f"No line of the config helps: SGLang's {MLA_CLASS} has no norm before fc, and the class that has one no "
+            "multi-latent attention. Train without norm_before_fc, or serve with an engine that has both."
+        )
+    if flag == "norm_before_fc":
+        return f"Serve with SGLang 0.5.17 or newer and the class {PLAIN_CLASS}, or train without norm_before_fc."
+    if flag == "norm_before_residual":
+        return "Serve this draft with vLLM, or train it with norm_before_residual false."
+    return f"Serve with SGLang 0.5.13 or newer, or train without {flag}."

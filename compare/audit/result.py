@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from drafttrace.compare.audit.subject import NEEDS, OUTSIDE
+from drafttrace.compare.audit.subject import OUTSIDE
 from drafttrace.compare.audit.weight_checks import TensorReport
 from drafttrace.compare.plain import to_plain
 from drafttrace.compare.result import FAULT, Finding
@@ -95,9 +95,6 @@ class CheckResult:
         served = self.readings[-1].boundaries if self.readings else None
         hints = tuple(dict.fromkeys(finding.id for finding in self.findings))
         tail = f"; hints: {', '.join(hints)}" if hints else ""
-        needed = [str(f.evidence[NEEDS]) for f in self.findings if NEEDS in f.evidence]
-        if needed and self.live is None:  # a server that runs was given it
-            tail = f"; the server starts only with {' and '.join(needed)}{tail}"
         if self.wanted is not None and served is not None:
             return f"The server hands fc {wiring_name(served)}, as training did{tail}.{self._outside}"
         return f"Nothing in configs and weights is wrong{tail}.{self._outside}"

@@ -106,6 +106,20 @@ _EMBED_SINCE: dict[str, Version] = {
 }
 """Releases before these add a residual that is None at layer 0: asking for B0 stops the server with a TypeError."""
 
+LOOK_UP = (
+    "InternS1ProForConditionalGeneration",
+    "MellumForCausalLM",
+    "Qwen2MoeForCausalLM",
+    "Qwen3MoeForCausalLM",
+    "Qwen3NextForCausalLM",
+    "Qwen3VLMoeForConditionalGeneration",
+    "Qwen3_5ForCausalLM",
+    "Qwen3_5ForConditionalGeneration",
+    "Qwen3_5MoeForCausalLM",
+    "Qwen3_5MoeForConditionalGeneration",
+)
+"""Classes that mark ``self.layers[boundary]`` (seen in 0.5.23): a boundary that no layer has stops the server."""
+
 ALGORITHMS = ("EAGLE3", "EAGLE", "NEXTN", "STANDALONE", "NGRAM", "DFLASH", "DSPARK", "UNO", "FROZEN_KV_MTP", "NONE")
 """Names that ``--speculative-algorithm`` takes in these releases, in either case; only the first one runs ``fc``."""
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from drafttrace.compare.audit.asking_sglang import DRAFT, TARGET
 from drafttrace.compare.audit.config_fields import Misfit
+from drafttrace.compare.audit.context_checks import context_findings
 from drafttrace.compare.audit.deepseek_checks import DEEPSEEKS, deepseek_misfits
 from drafttrace.compare.audit.loading_checks import usual_type
 from drafttrace.compare.audit.model_types import quantizations
@@ -32,6 +33,7 @@ def start_findings(subject: Subject) -> Iterator[Finding]:
     """Every reason why a server stops between the configs and its first token, for both roles."""
     target, draft = subject.target, subject.draft
     part = next((f"{key}." for key in TEXT_KEYS if target.text is target.raw.get(key)), "")
+    yield from context_findings(subject)
     found = [(TARGET, misfit) for misfit in _quantization(target.raw)]
     if str(target.text.get("model_type")) in _BUILT:
         inner = [*_rope(target.text), *_activation(target.text)]

@@ -19,8 +19,6 @@ from drafttrace.tracer.grammar import in_number
 
 OUTSIDE = "outside_table"
 """Key of a finding's evidence: the release that was audited for and that the table does not have."""
-NEEDS = "needs_argument"
-"""Key of a finding's evidence: an argument without which the server does not start."""
 
 
 @dataclass(frozen=True)

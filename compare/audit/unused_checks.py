@@ -16,6 +16,7 @@ from drafttrace.compare.audit.layer_checks import layer_of, layers_that_differ
 from drafttrace.compare.audit.mla_checks import ATTENTION, other_attention, refused
 from drafttrace.compare.audit.plain_parts import plain_modules
 from drafttrace.compare.audit.quantized import is_part, is_quantized
+from drafttrace.compare.audit.remedies import flag_remedy
 from drafttrace.compare.audit.sglang_rules import honoured
 from drafttrace.compare.audit.subject import Subject, fault, note
 from drafttrace.compare.draft_config import PLAIN_CLASS, DraftConfig
@@ -94,9 +95,10 @@ def _norm_of_a_flag(subject: Subject, flag: str, names: Sequence[str]) -> Findin
             * idle
         )
         + "." * (not idle),
-        line
-        + ("" if reads else f" (not read by SGLang {subject.version})")
-        + ", where training used it; drafttrace replay on a training dump measures that, and --fix does not write it",
+        f"{line}, where training used it; drafttrace replay on a training dump measures that, and --fix does not write it"
+        if reads
+        else f"Where training used the norm: {flag_remedy(flag, subject.draft)} drafttrace replay on a training dump "
+        "measures that.",
         {"tensors": list(names), "flag": flag},
     )
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from drafttrace.compare.audit.loading_checks import lacks_pruned_size
 from drafttrace.compare.audit.subject import Subject, fault, note
 from drafttrace.compare.draft_weights import matrix_shape
 from drafttrace.compare.result import Finding
@@ -146,7 +147,9 @@ def _shared_head(subject: Subject, found: VocabularyMap) -> Iterator[Finding]:
             f'{export}, and write "tie_word_embeddings": false, "draft_vocab_size": {found.draft_vocab}.',
             {"d2t": found.draft_vocab, "tie_word_embeddings": True},
         )
-    elif not draft.tied and pruned is None and found.draft_vocab < draft.vocab_size:
+    elif (
+        not draft.tied and pruned is None and found.draft_vocab < draft.vocab_size and not lacks_pruned_size(draft)
+    ):
         yield fault(
             "vocab-map-range",
             0.9,

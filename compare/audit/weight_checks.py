@@ -11,6 +11,7 @@ import numpy as np
 from drafttrace.compare.audit.attention_sizes import alternatives
 from drafttrace.compare.audit.class_tensors import built_shapes
 from drafttrace.compare.audit.layer_checks import layer_findings, layer_of, layers_that_differ
+from drafttrace.compare.audit.loading_checks import lacks_pruned_size
 from drafttrace.compare.audit.mla_checks import (
     ATTENTION,
     class_findings,
@@ -241,7 +242,7 @@ def _head_and_embedding(subject: Subject) -> Iterator[Finding]:
     headless = headless_finding(subject)
     if headless is not None:
         yield headless
-    elif head is not None and draft.draft_vocab_size is None and not draft.tied:
+    elif head is not None and draft.draft_vocab_size is None and not draft.tied and not lacks_pruned_size(draft):
         yield fault(
             "weights-replaced",
             0.7,
@@ -254,6 +255,8 @@ def _head_and_embedding(subject: Subject) -> Iterator[Finding]:
             ),
             {"tensor": HEAD_WEIGHT, "rows": head[0]},
         )
+    elif head is not None and lacks_pruned_size(draft) and head[1] == draft.hidden_size:
+        pass  # the server stops at the config, whose number these rows are
     elif head is not None and not draft.tied and HEAD_WEIGHT in shapes.wrong():
         yield _wrong_shape(shapes, HEAD_WEIGHT, 0.95)
     yield from _own_embedding(subject)

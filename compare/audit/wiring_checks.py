@@ -32,6 +32,7 @@ def wiring_findings(subject: Subject) -> Iterator[Finding]:
         return
     yield from _embedding(subject)
     yield from _lost_slots(subject)
+    yield from _two_lists(subject)
     trained, by = subject.trained, subject.origin
     if trained is None and subject.draft.project == SPECULATORS and subject.draft.layer_ids is not None:
         trained, by = subject.readings[0].wiring, f"{subject.readings[0].ids_from} of a speculators config"
@@ -126,7 +127,17 @@ def _lost_slots(subject: Subject) -> Iterator[Finding]:
         return
     n = subject.target.layers
     asked, served = reader.read(ids, n), subject.served.wiring or ()
-    if len(served) != len(ids):
+    if reader.stops_at(ids, n):
+        beyond = wiring_name(reader.stops_at(ids, n))
+        yield fault(
+            "fc-not-called",
+            0.95,
+            f"{subject.served.who} reads the ids {list(ids)} as {wiring_name(asked)}, and {reader.architecture} looks each "
+            f"up among its {n} layers, which have no entry {beyond}: the server stops with an IndexError before it serves.",
+            "List ids that differ and lie within the target: " + _ids_or_train(subject),
+            {"ids": list(ids), "asked": list(asked), "layers": n},
+        )
+    elif len(served) != len(ids):
         yield fault(
             "slot-count",
             0.95,
@@ -144,6 +155,24 @@ def _lost_slots(subject: Subject) -> Iterator[Finding]:
             "If training kept the list's order, " + wiring_remedy(subject, asked),
             {"ids": list(ids), "served": list(served), "listed": list(asked)},
             tuple(i for i, (a, b) in enumerate(zip(asked, served, strict=True)) if a != b),
+        )
+
+
+def _two_lists(subject: Subject) -> Iterator[Finding]:
+    """Ids in two places that are no two spellings of one wiring: what one reader serves the other does not."""
+    first = subject.draft.layer_ids
+    for other in subject.draft.other_ids if first is not None else ():
+        assert first is not None
+        apart = {one - two for one, two in zip(first.ids, other.ids, strict=False)}
+        if len(first.ids) == len(other.ids) and apart in ({0}, {1}, {-1}):  # B(k), or the output of layer k
+            continue
+        yield note(
+            "wrong-boundary",
+            0.5,
+            f"The config lists the ids {list(first.ids)} in {first.where} and {list(other.ids)} in {other.where}, which no "
+            "reading makes the same boundaries; SGLang reads the nested list only, vLLM the one at the top level.",
+            "Keep the list that training used (drafttrace replay on a training dump tells) and write it in both places.",
+            {"ids": {first.where: list(first.ids), other.where: list(other.ids)}},
         )
 
 
@@ -172,6 +201,10 @@ def _default_served(subject: Subject) -> Finding:
     elif ids is not None:
         stands = f"they stand in {ids.where}, which nobody reads (did you mean {NESTED}?)"
     wanted, either = subject.readings[0].wiring or served, {reading.wiring for reading in subject.readings[:2]}
+    if (
+        ids is not None and max(wanted) > subject.target.layers
+    ):  # no boundary of this target: the other reading is meant
+        wanted = tuple(ids.ids)
     if draft.layer_ids is None and ids is not None:
         wanted, either = _by_another_name(subject, ids)
     # as one of those who write ids means them
@@ -192,8 +225,8 @@ def _unknown_training(subject: Subject) -> Iterator[Finding]:
     if subject.served.ids_from == "default":
         yield _default_served(subject)
         return
-    meant = subject.readings[0].wiring or ()
-    if meant != served and len(meant) == len(served):
+    meant, n = subject.readings[0].wiring or (), subject.target.layers
+    if meant != served and len(meant) == len(served) and max(meant) <= n:  # else nobody can have meant it
         yield note(
             "boundary-offset",
             0.4,

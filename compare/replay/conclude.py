@@ -242,4 +242,5 @@ class Measured:
             notes=tuple(dict.fromkeys(notes)),
             seconds=seconds,
             absent_tokens=self._absent(),
+            uncounted=sum(text.rows for text in bench.texts) if wiring is None and self.scored else 0,
         )

@@ -308,6 +308,16 @@ def variant_findings(
                 evidence,
             )
             continue
+        if variant.switch == "rope_base":
+            yield fault(
+                "rope-mismatch",
+                sure,
+                f"The replay says that positions should be turned with the target's rope_theta {variant.value}, not with "
+                f"that of the draft's config (10000 where the field is lost): {numbers}.",
+                f'"rope_theta": {variant.value}, where the config of the draft has its rope.',
+                evidence,
+            )
+            continue
         meaning = _MEANING.get((variant.switch, variant.value))
         tensors = _UNUSED.get((variant.switch, variant.value))
         if tensors is not None and str(getattr(served, variant.switch)) == variant.value:

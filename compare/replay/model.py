@@ -102,6 +102,17 @@ class DraftModel:
         self.rotation: Rotation = rotation_of(config, longest)
         self._softmax = _scores(config, self.rotation)
         self._served = self._turned_by_the_server()
+        self._based: dict[float, DraftModel] = {}
+
+    def with_base(self, base: float) -> DraftModel:
+        """This draft with another base of its rotary table, for training as for the server."""
+        if base not in self._based:
+            other = copy.copy(self)
+            other.config = replace(self.config, rope=replace(self.config.rope, theta=base))
+            other.rotation, other._based = rotation_of(other.config, self._longest), {}
+            other._softmax, other._served = _scores(other.config, other.rotation), other._turned_by_the_server()
+            self._based[base] = other
+        return self._based[base]
 
     def _turned_by_the_server(self) -> DraftModel | None:
         """This draft with SGLang's rotary table; None where it is the trainer's, and where SGLang makes none."""
@@ -183,6 +194,10 @@ class DraftModel:
         """
         if switches.biases == SERVED and self._unbiased is not None:
             return self._unbiased.steps(state, reading, switches, spans, silent)
+        if switches.rope_base is not None:
+            return self.with_base(switches.rope_base).steps(
+                state, reading, replace(switches, rope_base=None), spans, silent
+            )
         if switches.rope == SERVED and self._served is not None:
             return self._served.steps(state, reading, switches, spans, silent)
         this = replace(self._pass(reading, spans or ((0, state.shape[1]),)), silent=silent)

@@ -254,8 +254,13 @@ def plan_wirings(subject: Subject, bench: Bench, given: Sequence[Sequence[int]])
     return found
 
 
-def variants_of(base: Switches, replayer: Replayer) -> Iterator[tuple[str, str, Switches]]:
-    """Every switch that can be set otherwise with the weights at hand: name, value, all switches with it."""
+def variants_of(
+    base: Switches, replayer: Replayer, target_base: float | None = None
+) -> Iterator[tuple[str, str, Switches]]:
+    """Every switch that can be set otherwise with the weights at hand: name, value, all switches with it.
+
+    target_base: the target's rope base; a draft trained with it whose config lost the field is served with another.
+    """
     if base.fc_norm:
         yield "fc_norm", "False", replace(base, fc_norm=False)
     if base.input_norm:
@@ -273,6 +278,8 @@ def variants_of(base: Switches, replayer: Replayer) -> Iterator[tuple[str, str, 
         yield "token_shift", str(shift), replace(base, token_shift=base.token_shift + shift)
     if replayer.model.turned_otherwise:
         yield "rope", SERVED, replace(base, rope=SERVED)
+    if target_base not in (None, replayer.config.rope.theta) and base.rope_base is None:
+        yield "rope_base", f"{target_base:.15g}", replace(base, rope_base=target_base)
     if base.windows:
         yield "windows", "none", replace(base, windows=())
     if base.embedding == OWN and replayer.config.hidden_size == replayer.config.slot_width:

@@ -67,7 +67,8 @@ class SearchInfo:
 class ReplayResult:
     """A replay. ``wirings`` best first; ``reference`` is the wiring that the variants and findings rest on. another: one
     that was not tried and that the captures hold, where there is one. absent_tokens: so many tokens before the counted
-    rows have no states; then the lengths of ``wirings`` are not those of the served draft."""
+    rows have no states; then the lengths of ``wirings`` are not those of the served draft. uncounted: rows of
+    captures whose mask counts none, so that nothing could be judged."""
 
     captures: tuple[str, ...]
     target: str
@@ -91,6 +92,7 @@ class ReplayResult:
     seconds: float
     another: tuple[Key, ...] | None = None
     absent_tokens: int = 0
+    uncounted: int = 0
     schema: str = SCHEMA
     extra: Mapping[str, Any] = field(default_factory=dict)
 
@@ -165,6 +167,12 @@ class ReplayResult:
         if self.faults:
             more = f" ({len(self.faults) - 1} more)" if len(self.faults) > 1 else ""
             return f"{self.faults[0].id}: {self.faults[0].summary}{more}"
+        if self.best is None and self.uncounted:
+            return (
+                f"No wiring could be judged: the mask of the capture counts no token that one of its {self.uncounted} rows "
+                "predicts (a loss mask of zeros, or a trace without an answer); give a capture whose mask counts the "
+                "reply, or write the mask again."
+            )
         if self.best is None or self.best.score is None:
             missing = dict.fromkeys(name for row in self.wirings for name in row.missing)
             return (

@@ -238,10 +238,13 @@ class _Maker:
         if wiring is None:
             return
         base, bench = self._scored[wiring].score, self.bench
-        self._variants += self._tried(wiring, base, variants_of(bench.trained, bench.replayer))
+        self._variants += self._tried(wiring, base, self._variants_of(bench.trained))
         self._causes = self._causes_among(wiring)
         if bench.served != bench.trained:
             self._as_served = self._score([wiring], bench.served)[0].score
+
+    def _variants_of(self, switches: Switches) -> Iterator[tuple[str, str, Switches]]:
+        return variants_of(switches, self.bench.replayer, self._subject.target.rope_theta)
 
     def _tried(
         self, wiring: Wiring, base: WiringScore, variants: Iterable[tuple[str, str, Switches]]
@@ -267,9 +270,9 @@ class _Maker:
             if not left:
                 break
             base = next(row.score for row in rows if (row.switch, row.value) == took)
-            variants = list(variants_of(switches, self.bench.replayer))
+            variants = list(self._variants_of(switches))
             switches = next(changed for name, value, changed in variants if (name, value) == took)
-            again = [one for one in variants_of(switches, self.bench.replayer) if one[0] in left]
+            again = [one for one in self._variants_of(switches) if one[0] in left]
             rows = list(self._tried(wiring, base, again))
         return causes
 

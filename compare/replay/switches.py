@@ -24,7 +24,8 @@ class Switches:
     meant, "ascending": as offsets, their tokens sorted. token_shift: added to the index of the token that goes with a row
     (0: x[t+1]). embedding: whose table.
     windows: tokens that a row of each layer sees, itself included; () where every layer sees everything. rope: whose
-    rotary table, where the server's is another one. biases: whose, where the server leaves out some that training added.
+    rotary table, where the server's is another one. rope_base: another base than the config's. biases: whose, where the
+    server leaves out some that training added.
     """
 
     fc_norm: bool = False
@@ -36,6 +37,7 @@ class Switches:
     embedding: str = TARGETS
     windows: tuple[int | None, ...] = ()
     rope: str = TRAINED
+    rope_base: float | None = None
     biases: str = TRAINED
 
 

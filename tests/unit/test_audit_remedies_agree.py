@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from audit_folders import (
+    GPT_OSS_TARGET,
     HIDDEN,
     LLAMA_TARGET,
     draft_tensors,
@@ -183,3 +184,59 @@ def test_a_hidden_size_beside_another_fault_is_told_with_it(tmp_path: Path) -> N
 def test_a_bad_export_of_fc_alone_blames_no_hidden_size(tmp_path: Path) -> None:
     result = audited(tmp_path, specforge(CANONICAL), {**draft_tensors(), "fc.weight": torch.rand(20, 3 * HIDDEN)})
     assert "hidden_size" not in result.fix and not any("all weights are" in f.summary for f in result.faults)
+
+
+def test_a_reading_that_no_boundary_fits_is_not_offered(tmp_path: Path) -> None:
+    """[24, 30, 36] of 36 layers was said to be ambiguous with [B25, B31, B37], to be tried with --wiring B25,B31,B37."""
+    draft = write_draft(tmp_path / "draft", specforge([24, 30, 36]))
+    result = check(write_target(tmp_path / "target", GPT_OSS_TARGET), draft, sglang_version="0.5.23")
+    assert not any("B37" in f.summary + f.remedy for f in result.findings) and not result.faults
+    at_top = write_draft(tmp_path / "top", specforge(eagle_aux_hidden_state_layer_ids=[24, 30, 36]))
+    result = check(tmp_path / "target", at_top, sglang_version="0.5.23")
+    assert not any("B37" in f.remedy for f in result.findings)
+
+
+def test_an_absent_draft_vocab_size_stops_the_server_and_does_nothing_else(tmp_path: Path) -> None:
+    """It stops with an AttributeError, and was also said to replace the head with the target's."""
+    config = {key: value for key, value in specforge(CANONICAL).items() if key != "draft_vocab_size"}
+    (found,) = audited(tmp_path, config).faults
+    assert "AttributeError" in found.summary and found.remedy.startswith('"draft_vocab_size": 48')
+    headless = {name: t for name, t in draft_tensors().items() if name != "lm_head.weight"}
+    result = audited(tmp_path / "headless", config, headless)
+    assert result.fix == {"draft_vocab_size": 48}  # null would take the target's head, which d2t does not fit
+    assert not any("null" in f.remedy for f in result.faults)
+    assert [f.id for f in mended(tmp_path / "headless", result, headless).faults] == ["weights-missing"]
+
+
+@pytest.mark.parametrize("said", [True, False])
+def test_no_class_of_plain_attention_is_the_remedy_of_a_latent_draft(said: bool, tmp_path: Path) -> None:
+    """norm_before_fc was to be served with LlamaForCausalLMEagle3, which the next check refused for MLA weights."""
+    held = {**mla_tensors(), "input_norm.weight": torch.rand(3 * HIDDEN)}
+    result = audited(tmp_path, mla(CANONICAL, **({"norm_before_fc": True} if said else {})), held)
+    told = [f for f in result.faults if f.id == "norm-missing"]
+    assert told and all("No line of the config helps" in f.remedy for f in told)
+    assert not any("LlamaForCausalLMEagle3" in f.remedy for f in result.findings)
+
+
+@pytest.mark.parametrize("name", ["Qwen3MoeForCausalLM", "Qwen3NextForCausalLM", "Qwen2MoeForCausalLM"])
+@pytest.mark.parametrize("version", [None, "0.5.23"])
+def test_an_id_without_a_layer_stops_a_class_that_looks_it_up(
+    name: str, version: str | None, tmp_path: Path
+) -> None:
+    """ "fc gets 2 slots": these setters mark self.layers[32] of 32, and the server stops with an IndexError."""
+    target = write_target(tmp_path / "target", {**LLAMA_TARGET, "architectures": [name]})
+    for ids in ([1, 15, 31], [1, 15, 40]):
+        draft = write_draft(tmp_path / str(ids[2]), specforge(ids))
+        told = [f for f in check(target, draft, sglang_version=version).faults if "IndexError" in f.summary]
+        assert [f.id for f in told] == ["fc-not-called"] and f"[B{ids[2] + 1}]" in told[0].summary
+    fine = check(target, write_draft(tmp_path / "fine", specforge(CANONICAL)), sglang_version=version)
+    assert not any("IndexError" in f.summary for f in fine.findings)
+
+
+@pytest.mark.parametrize(
+    ("top", "told"), [([5, 15, 28], True), ([1, 15, 28], False), ([2, 16, 29], False), ([1, 15], True)]
+)
+def test_two_lists_of_ids_that_contradict_each_other_are_a_hint(top: list[int], told: bool, tmp_path: Path) -> None:
+    result = audited(tmp_path, specforge(CANONICAL, eagle_aux_hidden_state_layer_ids=top))
+    assert any(f.id == "wrong-boundary" and str(top) in f.summary for f in result.findings) is told
+    assert not result.faults

@@ -54,7 +54,38 @@ WRONG: list[dict[str, Any]] = [
     {"eagle_config": None},
     {"norm_befor_fc": False},
     {"eagle_config": {"eagle_aux_hidden_state_layer_ids": IDS, "draft_vocab_sizes": PRUNED - 1}},
+    {"max_position_embeddings": 128},
+    {"norm_before_fc": True},
+    {"rope_theta": 500000.0},
+    {"eagle_aux_hidden_state_layer_ids": [5, 9, 20]},
+    {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 15, 32]}},
+    {"quantization_config": {"quant_method": "awq", "bits": 4}},
 ]  # fmt: skip
+
+
+def _weights() -> dict[str, dict[str, torch.Tensor | None]]:
+    """Tensors that are wrong, by what is; None for those that are not there."""
+    kept, first = draft_tensors()["d2t"] + torch.arange(PRUNED), torch.arange(VOCAB) < PRUNED
+    order = torch.randperm(PRUNED, generator=torch.Generator().manual_seed(0))
+    parts = {"qweight": torch.ones(6, 4, dtype=torch.int32), "scales": torch.ones(6, 4)}
+    return {
+        "no head": {"lm_head.weight": None},
+        "no head and no map": {"lm_head.weight": None, "d2t": None, "t2d": None},
+        "no map": {"d2t": None},
+        "ids for offsets": {"d2t": kept + 1, "t2d": None},
+        "a map in another order": {"d2t": kept[order] - torch.arange(PRUNED)},
+        "ids in another order": {"d2t": kept[order]},
+        "an empty mask": {"t2d": torch.zeros(VOCAB, dtype=torch.bool)},
+        "zero offsets": {"d2t": torch.zeros(PRUNED, dtype=torch.int64), "t2d": first},
+        "a quantized fc": {"fc.weight": None, **{f"fc.{name}": part for name, part in parts.items()}},
+        "a quantized head": {"lm_head.weight": None, **{f"lm_head.{name}": part for name, part in parts.items()}},
+        "scales of fc": {"fc.weight_scale": torch.full((HIDDEN, 1), 0.5)},
+        "a norm of no switch": {"input_norm.weight": torch.rand(3 * HIDDEN)},
+        "a head of more rows": {"lm_head.weight": torch.rand(PRUNED + 8, HIDDEN)},
+    }
+
+
+WEIGHTS = _weights()
 
 
 def lines(remedy: str) -> list[tuple[str, Any]]:
@@ -87,13 +118,35 @@ def audited(folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tenso
 def test_a_pasted_line_makes_its_finding_go(change: dict[str, Any], tmp_path: Path) -> None:
     """A wrong target_hidden_size had four remedies, of which one asked for a third width and one for an embedding."""
     config = {**specforge(IDS), **change}
-    before = audited(tmp_path, config)
-    assert before.findings
+    assert each_line_pasted(tmp_path, config).findings
+
+
+@pytest.mark.parametrize("config", [{}, {"draft_vocab_size": None}, {"draft_vocab_size": "absent"}], ids=str)
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_a_line_pasted_beside_wrong_weights_stops_no_server(
+    name: str, config: dict[str, Any], tmp_path: Path
+) -> None:
+    """No head beside a d2t: the line for sharing the target's head stopped the server at its first request."""
+    whole = {key: value for key, value in {**specforge(IDS), **config}.items() if value != "absent"}
+    held = {**draft_tensors(), **WEIGHTS[name]}
+    each_line_pasted(tmp_path, whole, {key: tensor for key, tensor in held.items() if tensor is not None})
+
+
+def each_line_pasted(
+    folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor] | None = None
+) -> CheckResult:
+    """What the audit says, with each line that it prints pasted into a copy by itself: its finding is gone, and nothing
+    that stops the server is new."""
+    before = audited(folder, config, tensors)
+    known = {one.id for one in before.faults if "stops" in one.summary}
     for finding in before.findings:
         for key, value in lines(finding.remedy):
-            after = audited(tmp_path, pasted(config, key, value, finding.remedy))
+            after = audited(folder, pasted(config, key, value, finding.remedy), tensors)
             told = {(one.id, one.summary) for one in after.findings}
             assert (finding.id, finding.summary) not in told, (finding.summary, finding.remedy, key, value)
+            new = [one.summary for one in after.faults if "stops" in one.summary]
+            assert known or not new, (finding.summary, finding.remedy, key, value, new)
+    return before
 
 
 @pytest.mark.parametrize("change", WRONG, ids=str)

@@ -372,3 +372,11 @@ def test_a_garbled_rope_scaling_is_refused_by_name(tmp_path: Path, scaling: obje
     world = make_world(tmp_path, TRUTH, rope_scaling=scaling)
     with pytest.raises(UnknownFormat, match=r"config\.json has rope_scaling "):
         replay(world.capture(TRUTH), world.draft, world.target, sglang_version="0.5.23", steps=1)
+
+
+def test_a_mask_that_counts_nothing_is_the_reason_that_is_given(world: World) -> None:
+    """ "The capture does not hold the boundaries that were asked for", for a loss mask of zeros."""
+    capture = world.capture(TRUTH, mask=np.zeros(len(world.tokens), np.int64))
+    result = replay(capture, world.draft, world.target)
+    assert result.exit_code == 2 and result.uncounted == len(world.tokens)
+    assert "the mask of the capture counts no token" in result.summary and "boundaries" not in result.summary

@@ -49,8 +49,7 @@ def check_values(capture: Capture, target: TargetWeights) -> list[Check]:
     ids = _row_tokens(capture)
     checks.extend(_vocabulary(capture, ids, target))
     checks.extend(stored_embedding_checks(capture, ids, target))
-    for state in fitting:
-        checks.extend(embedding_checks(state, ids, target))
+    checks.extend(embedding_checks(fitting, ids, target))
     checks.extend(_no_embedding(fitting, checks, ids, target))
     checks.extend(slot_norm_checks(fitting, target))
     checks.extend(assumed_checks(capture, checks))

@@ -12,12 +12,12 @@ from drafttrace.compare.result import Finding
 from drafttrace.tracer.boundary import wiring_name
 from drafttrace.tracer.capture import Capture
 from drafttrace.tracer.checkpoint import Checkpoint
+from drafttrace.tracer.embedding_match import Match, match, nearest
 from drafttrace.tracer.part_names import EMBED, stored_name
 
 IS_EMBEDDING = "its rows are the target's embedding rows"
 NO_EMBEDDING = "declared B0, but its rows are not the target's embedding rows"
 _ROWS = 64
-_SAME = 0.02
 
 
 def dump_wiring(
@@ -30,12 +30,13 @@ def dump_wiring(
     """
     found: list[int | None] = []
     how: list[str] = []
-    for k, slot in enumerate(dump.slots):
-        equal = _is_embedding(dump, k, target, scale)
-        if equal:
+    matches = [_against_embedding(dump, k, target, scale) for k in range(len(dump.slots))]
+    equal = nearest(matches)
+    for slot, held, it in zip(dump.slots, matches, equal, strict=True):
+        if it:
             found.append(0)
             how.append(IS_EMBEDDING)
-        elif equal is False and slot.boundary == 0:
+        elif slot.boundary == 0 and held is not None and (any(equal) or not held.is_open):
             found.append(None)
             how.append(NO_EMBEDDING)
         else:
@@ -44,20 +45,19 @@ def dump_wiring(
     return tuple(found), tuple(how)
 
 
-def _is_embedding(dump: Capture, k: int, target: Checkpoint | None, scale: float) -> bool | None:
-    """Whether a slot holds embedding rows; None where it cannot be said."""
+def _against_embedding(dump: Capture, k: int, target: Checkpoint | None, scale: float) -> Match | None:
+    """How near a slot is to the embedding rows of its tokens; None where it cannot be said."""
     name = stored_name(target, EMBED) if target is not None else None
     known = np.flatnonzero(dump.table.token_id >= 0)
     if target is None or name is None or len(known) == 0:
         return None
-    shape = target.info(name).shape
+    shape, held = target.info(name).shape, dump.slots[k].rows
     rows = known[np.unique(np.linspace(0, len(known) - 1, _ROWS).astype(np.int64))]
     ids = dump.table.token_id[rows]
-    if len(shape) != 2 or shape[1] != dump.slots[k].rows.width or int(ids.max()) >= shape[0]:
+    if len(shape) != 2 or shape[1] != held.width or int(ids.max()) >= shape[0]:
         return None
-    held = dump.slots[k].rows.take(rows)
-    table = target.floats(name, ids) * np.float32(scale)
-    return bool(np.linalg.norm(held - table) <= _SAME * np.linalg.norm(table))
+    raw, factors = held.take_raw(rows)
+    return match(raw, held.dtype, factors, target.floats(name, ids) * np.float32(scale))
 
 
 def _last_findings(subject: Subject, dump: Capture, by_value: Sequence[int | None]) -> Iterator[Finding]:

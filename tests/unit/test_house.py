@@ -16,6 +16,7 @@ SMALL_RECORDS = {
     "drafttrace.tracer.boundary",
     "drafttrace.tracer.capture",
     "drafttrace.tracer.chat_marks",
+    "drafttrace.tracer.embedding_match",
     "drafttrace.tracer.embedding_scale",
     "drafttrace.tracer.errors",
     "drafttrace.tracer.grammar",

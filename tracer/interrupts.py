@@ -110,6 +110,21 @@ def _raise_again(_number: int, _frame: FrameType | None) -> None:
 
 
 @contextmanager
+def terminated_too() -> Iterator[None]:
+    """SIGTERM, with which systemd and docker end a command that runs for days, is Ctrl-C inside: what the command has asked
+    for elsewhere is taken back. Where somebody else handles it, nothing changes."""
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, _raise)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextmanager
 def certain() -> Iterator[None]:
     """What runs inside ends with SystemExit(130) where Ctrl-C came and nothing called :func:`take`.
 

@@ -39,7 +39,7 @@ def few_rows(slots: Sequence[SlotResult], thresholds: Thresholds, found: Sequenc
         if len(positions) >= thresholds.part * slot.rows:
             why = f"they are the upper end of what most rows differ by (median {slot.rel_l2.p50:.3g})"
         if slot.kinds:
-            why = "the prompt repeats a few tokens, whose rows two number formats may take that far from each other"
+            why = "these are rows of a few tokens that repeat, which two number formats may take that far from each other"
         yield finding(
             "unexplained",
             f"{len(positions)} of {slot.rows} rows of {name_slots([slot.slot])} (position{'' if one else 's'} {shown}) "
@@ -55,11 +55,11 @@ def few_rows(slots: Sequence[SlotResult], thresholds: Thresholds, found: Sequenc
 
 def cautious(found: Sequence[Finding], slots: Sequence[SlotResult]) -> tuple[Finding, ...]:
     """The conclusions of a comparison; that nothing is wrong is not said of a few rows as of many, nor of rows that repeat
-    each other."""
+    each other. States that are equal bit for bit are equal, whatever their rows tell apart."""
     most = max((slot.rows for slot in slots), default=_ENOUGH)
-    narrow = [slot for slot in slots if slot.kinds]
+    narrow = [slot for slot in slots if slot.kinds and slot.rel_l2.max != 0]
     if narrow:
-        return tuple(_untold(f, narrow) if f.id == "none" else f for f in found)
+        return tuple(_untold(f, narrow) if f.id == "none" or _matched_low(f) else f for f in found)
     if most >= _ENOUGH:
         return tuple(found)
     rows = f"only {most} row{'' if most == 1 else 's'}"
@@ -76,8 +76,15 @@ def cautious(found: Sequence[Finding], slots: Sequence[SlotResult]) -> tuple[Fin
     )
 
 
+def _matched_low(found: Finding) -> bool:
+    """Whether a note says of slots that match that their accept length is low."""
+    return found.id == "downstream" and found.severity == NOTE and found.summary.startswith("All slots match")
+
+
 def _untold(none: Finding, narrow: Sequence[SlotResult]) -> Finding:
     """That nothing is wrong, of slots whose rows repeat each other: they cannot be told from other boundaries."""
+    if none.id != "none":
+        return replace(none, summary=f"{none.summary} And {REPEATS}.", remedy=f"{ORDINARY} {none.remedy}")
     return replace(
         none,
         summary=f"What was compared matches, but {REPEATS}: {name_slots([slot.slot for slot in narrow])} might be another "

@@ -245,7 +245,8 @@ def conclusion(ending: Ending, found: Sequence[Finding], verdict_without: str) -
         return (_without_slots(ending, verdict_without), *_uncovered(acceptance))
     if low and acceptance.fc_in in {"equal", "normed", "unknown"}:
         told = _downstream(ending, consumed, noisy) if shown else _hardly_shown(ending, consumed, noisy)
-        unclear = (unstructured(ending.states, consumed),) if blurred(ending.states) else ()
+        differs = any(state.verdict == "noise" for state in ending.states)
+        unclear = (unstructured(ending.states, consumed),) if differs and blurred(ending.states) else ()
         return (told, *unclear, *_uncovered(acceptance))
     if noisy:  # what differs by noise is no match, and is not told as one
         more = () if coarse else (unstructured(ending.states, f"{consumed}{_observed(acceptance)}"),)

@@ -30,7 +30,7 @@ register(
 
 _WORTH_A_WORD = 0.01
 _MOST = 0.35
-REPEATS = "the prompt repeats a few tokens, whose rows do not tell boundaries apart"
+REPEATS = "the compared rows are of a few tokens that repeat, and do not tell boundaries apart"
 ORDINARY = "Compare a prompt of ordinary text, of some fifty tokens: it tells boundaries apart."
 _NAMES = {-1: "last state", -2: "embedding"}
 

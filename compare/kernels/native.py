@@ -65,7 +65,8 @@ class Block:
             raise ValueError(
                 f"expected [rows, width] of {self.dtype.storage}, got {self.raw.shape} {self.raw.dtype}"
             )
-        if self.raw.shape[1] > 1 and self.raw.strides[1] != self.raw.itemsize:
+        # numpy gives an array of no rows any strides, 0 among them.
+        if len(self.raw) and self.raw.shape[1] > 1 and self.raw.strides[1] != self.raw.itemsize:
             raise ValueError(f"the channels of a row lie {self.raw.strides[1]} bytes apart")
         scale = self.scale
         if scale is not None and (

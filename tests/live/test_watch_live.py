@@ -69,12 +69,14 @@ def test_a_server_that_stays_itself_is_quiet(url: str, pairs: Mapping[str, Any],
 def test_the_own_prompt_is_answered_past_the_end_of_the_text(url: str, tmp_path: Path) -> None:
     """A model with little to say ended at once: no round of its draft, and a canary that watched no accept length."""
     log = tmp_path / "canary.jsonl"
-    done = watch("--url", url, "--count", "1", "--no-warm", *SHORT, "--dir", tmp_path / "c", "--json", log)
+    done = watch("--url", url, "--count", "1", *SHORT, "--dir", tmp_path / "c", "--json", log)
     assert done.returncode == 0 and "has no accept length" not in done.stderr, (done.stdout, done.stderr)
     first = drafttrace.open(tmp_path / "c/first.h5")
     assert first.about["request"]["sampling"]["ignore_eos"] and len(first.tokens) - (first.prompt_length or 0) == 12
-    (run,) = runs_of(log)
-    assert run["accept_length"] == run["first_accept_length"] and run["accept_length"] >= 1
+    cold, warm = runs_of(log)
+    assert cold["accept_length"] == cold["first_accept_length"] and cold["accept_length"] >= 1
+    # The prompt is longer than the sweep of the first trace: the warm run has no row of it.
+    assert warm["problem"] is None and not warm["drift"] and warm["rows"] >= 10
 
 
 def test_a_server_that_changed_is_told(

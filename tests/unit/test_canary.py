@@ -13,8 +13,11 @@ import numpy as np
 import pytest
 
 import drafttrace
+from drafttrace.compare.thresholds import Thresholds
 from drafttrace.tracer import canary, output, prometheus
 from drafttrace.tracer.capture import Slot
+from drafttrace.tracer.client import Client, Prompt
+from drafttrace.tracer.commands.watching import Canary
 from drafttrace.tracer.errors import DrafttraceError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -180,6 +183,24 @@ def test_prometheus_text(same: drafttrace.Result) -> None:
         assert SAMPLE.fullmatch(line) or COMMENT.fullmatch(line), line
     names = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
     assert len(names) == len(set(names))
+
+
+def test_an_error_of_our_own_is_a_run_with_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended a canary of months, and its metrics with it."""
+
+    def broken(*_: object) -> None:
+        raise ValueError("rows of nothing")
+
+    monkeypatch.setattr(Canary, "_one", broken)
+    first = drafttrace.open(KIMI / "fixed.h5")
+    ids, sampling = canary.repeated(first)
+    client, bounds = Client("http://127.0.0.1:9"), Thresholds()
+    one = Canary(
+        client, tmp_path, first, None, Prompt(input_ids=ids), sampling, True, 0.25, bounds, None, 1.0, False
+    )
+    runs = list(one.run(1))
+    assert len(runs) == 2 and canary.exit_code(runs) == 2
+    assert "drafttrace itself failed (ValueError: rows of nothing, at test_canary.py:" in str(runs[0].problem)
 
 
 def test_counters_stand_at_zero_before_the_first_run(same: drafttrace.Result) -> None:

@@ -126,6 +126,26 @@ def test_a_command_that_understands_ctrl_c_ends_as_it_likes() -> None:
     assert as_before()
 
 
+_TERMINATED = """
+import os, signal
+from drafttrace.tracer import interrupts
+with interrupts.certain():
+    try:
+        with interrupts.terminated_too():
+            os.kill(os.getpid(), signal.SIGTERM)
+            signal.pause()
+    except KeyboardInterrupt:
+        interrupts.take()
+        print("taken back", signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)
+"""
+
+
+def test_sigterm_is_ctrl_c_where_a_command_says_so() -> None:
+    """`systemctl stop` of a watch left its running trace on the server. (A process of its own: it may end by it.)"""
+    done = subprocess.run([sys.executable, "-c", _TERMINATED], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "taken back True\n"), done.stderr
+
+
 def test_where_ctrl_c_is_ignored_it_stays_ignored() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with interrupts.certain():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from drafttrace.tracer import canary, output, prometheus
+from drafttrace.tracer import canary, interrupts, output, prometheus
 from drafttrace.tracer.canary import COLD, WARM, Run
 from drafttrace.tracer.client import Client, Prompt, Sampling
 from drafttrace.tracer.commands import asking
@@ -156,7 +156,9 @@ def watch(
     if not quiet and json_out != "-":
         _tell_begin(watched, place, known, server)
     try:
-        raise typer.Exit(canary.exit_code(_run_all(watched, seconds, count, values, json_out, quiet)))
+        with interrupts.terminated_too():
+            runs = _run_all(watched, seconds, count, values, json_out, quiet)
+        raise typer.Exit(canary.exit_code(runs))
     finally:
         if server is not None:
             server.shutdown()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -64,6 +65,8 @@ class Canary:
                 run = self._one(number, utc, kind, trace, corner, cold_ok)
             except DrafttraceError as error:
                 run = canary.failed(number, utc, kind, str(error))
+            except Exception as error:  # a canary runs for months, and its metrics with it
+                run = canary.failed(number, utc, kind, _bug(error))
             if trace.exists() and (self.keep_all or (run.drift and self._held() <= self.most_kept)):
                 run = replace(run, trace=str(trace))
             else:
@@ -118,6 +121,16 @@ class Canary:
             return None  # the run is judged by the limits of a diff, and the next one tries again
         finally:
             trace.unlink(missing_ok=True)
+
+
+def _bug(error: Exception) -> str:
+    """The problem of a run that ended in an error of our own."""
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    place = f"{Path(where.filename).name}:{where.lineno}"
+    return (
+        f"drafttrace itself failed ({type(error).__name__}: {error}, at {place}); report it with the line of "
+        "'drafttrace --version --verbose'."
+    )
 
 
 def free_place(folder: Path, utc: str, kind: str) -> Path:

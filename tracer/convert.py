@@ -111,6 +111,7 @@ class _Asked:
         if "layer-ids" not in self.lose:
             refuse_beyond(capture, self.request.layers)
             capture = with_declared_notes(capture, self.request.layers)
+        capture = self.by_value.placed(capture)
         source = one_row_per_token(capture, self.request, self.lose, self.target, self.layout.id)
         refuse_recording(source, self.layout.id)
         refuse_other_fields(source, self.layout.id)

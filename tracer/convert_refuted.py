@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from drafttrace.tracer.capture import Norm
+from drafttrace.tracer.capture import Capture, Norm
 from drafttrace.tracer.checked_states import Check
 from drafttrace.tracer.convert_recording import is_trace
 from drafttrace.tracer.convert_sample import Sample, before_norm, give_up, ids_option
 from drafttrace.tracer.errors import DrafttraceError, UnreadableFile
+from drafttrace.tracer.row_place_checks import placed_by_value
+from drafttrace.tracer.row_places import REMEDY, missing_rows, unplaced
 from drafttrace.tracer.target_weights import TargetWeights
 from drafttrace.tracer.value_checks import check_values
 
@@ -36,6 +39,19 @@ class ByValue:
     def __init__(self, target: Path | None) -> None:
         self._target, self._count = target, 0
         self._weights: TargetWeights | None = None
+
+    def placed(self, capture: Capture) -> Capture:
+        """The dump with its rows at their tokens. Raises DrafttraceError where rows are missing and nothing tells which."""
+        if not missing_rows(capture):
+            return capture
+        if self._target is not None:
+            with contextlib.suppress(UnreadableFile):  # of which held() makes a note
+                self._weights = self._weights or TargetWeights(self._target)
+        found, checks = placed_by_value(capture, self._weights)
+        if any(check.verdict == "undecided" for check in checks):
+            told = "give --target DIR, whose values may tell, or " if self._target is None else ""
+            raise DrafttraceError(f"{unplaced(capture)}; {told}{REMEDY}.")
+        return found
 
     def held(self, source: Sample, layout: str) -> Sample:
         """Raise DrafttraceError where the target's values refute what would be written as declared.

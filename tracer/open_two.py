@@ -14,6 +14,8 @@ from drafttrace.tracer.dumps.folder import open_collection
 from drafttrace.tracer.dumps.registry import FieldMap, Request
 from drafttrace.tracer.errors import DrafttraceError, NothingToCompare, UnknownFormat
 from drafttrace.tracer.open import is_trace_file, names_several, open_capture, several_in, split_spec
+from drafttrace.tracer.position_rows import position_rows
+from drafttrace.tracer.row_places import missing_rows, placed_beside
 
 
 def open_two(
@@ -52,6 +54,7 @@ def open_two(
     if _has_no_slots(ours):  # the reference may say how many layers there are, which tells the default ones
         ours = open_capture(left, format=left_format, like=theirs, mapping=left_mapping, request=of_both)
     refuse_without_slots(ours, theirs)
+    ours, theirs = _placed(ours, theirs), _placed(theirs, ours)
     n = (request or Request()).layers
     return with_declared_notes(ours, n or layers_of(theirs)), with_declared_notes(theirs, n or layers_of(ours))
 
@@ -115,6 +118,11 @@ def _both_several(left: str, reference: str) -> DrafttraceError:
 def _has_no_slots(capture: Capture) -> bool:
     """Whether a dump holds boundaries by name, and none of them is a slot: what training took, it does not say."""
     return not capture.slots and any(capture.boundaries) and not is_trace(capture)
+
+
+def _placed(side: Capture, other: Capture) -> Capture:
+    """The side with its rows at their tokens, where it is a dump that lacks some: the other one's rows tell."""
+    return placed_beside(side, other, position_rows(other)) if missing_rows(side) else side
 
 
 def refuse_without_slots(ours: Capture, theirs: Capture) -> None:

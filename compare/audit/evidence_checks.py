@@ -14,6 +14,7 @@ from drafttrace.tracer.capture import Capture
 from drafttrace.tracer.checkpoint import Checkpoint
 from drafttrace.tracer.embedding_match import Match, match, nearest
 from drafttrace.tracer.part_names import EMBED, stored_name
+from drafttrace.tracer.row_places import placed, starts
 
 IS_EMBEDDING = "its rows are the target's embedding rows"
 NO_EMBEDDING = "declared B0, but its rows are not the target's embedding rows"
@@ -30,8 +31,14 @@ def dump_wiring(
     """
     found: list[int | None] = []
     how: list[str] = []
-    matches = [_against_embedding(dump, k, target, scale) for k in range(len(dump.slots))]
-    equal = nearest(matches)
+    matches: list[Match | None] = []
+    equal: list[bool] = []
+    for start in starts(dump):  # rows that are missing may be those of the first tokens
+        there = placed(dump, start)
+        matches = [_against_embedding(there, k, target, scale) for k in range(len(dump.slots))]
+        equal = nearest(matches)
+        if any(equal):
+            break
     for slot, held, it in zip(dump.slots, matches, equal, strict=True):
         if it:
             found.append(0)

@@ -30,6 +30,7 @@ from drafttrace.compare.target_parts import TargetParts, target_parts
 from drafttrace.tracer.boundary import boundary_name
 from drafttrace.tracer.capture import Capture, Slot
 from drafttrace.tracer.errors import DrafttraceError, NothingToCompare, UnreadableFile
+from drafttrace.tracer.row_places import refuse_unplaced
 
 _ALL_ORDERS = 4
 """Up to so many slots are tried in every order."""
@@ -106,6 +107,7 @@ def name_slots(subject: Subject, captures: Sequence[Capture], slots_are: Sequenc
         _check_boundaries("--slots-are", slots_are, subject)
         _check_different(slots_are)
     for capture in captures:
+        refuse_unplaced(capture)
         if slots_are is not None and len(slots_are) != len(capture.slots):
             raise DrafttraceError(
                 f"{capture.path} has {len(capture.slots)} slots, {keys_name(list(slots_are))} names "

@@ -23,6 +23,7 @@ SMALL_RECORDS = {
     "drafttrace.tracer.learned_positions",
     "drafttrace.tracer.printable",
     "drafttrace.tracer.row_hash",
+    "drafttrace.tracer.row_places",
     "drafttrace.tracer.rows",
 }
 ALLOWED = {

@@ -47,7 +47,10 @@ def command_line() -> Iterator[str]:
     yield "$ drafttrace --install-completion"
     yield "```"
     yield ""
-    yield "`drafttrace --show-completion` only prints it."
+    yield (
+        "`drafttrace --show-completion` only prints it. Both are for the shell in which they are typed; name another one "
+        "behind them, as in `--show-completion zsh`."
+    )
     yield ""
     yield "## Environment"
     yield ""

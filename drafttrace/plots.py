@@ -1,4 +1,4 @@
-"""Plots of a result with matplotlib (``pip install 'drafttrace[plot]'``). Each returns a figure and shows nothing.
+"""Plots of a result with matplotlib (``pip install 'drafttrace[plot]'``). Each returns a figure, which a notebook draws.
 
 ::
 
@@ -176,7 +176,9 @@ def _draw_matrix(figure: Any, axes: Any, matrix: Matrix, measure: Literal["cosin
 
 def _figure(size: tuple[float, float]) -> Any:
     try:
-        from matplotlib.figure import Figure
+        from drafttrace.notebook_figure import NotebookFigure
     except ImportError:
-        raise DrafttraceError("Plots need matplotlib; install it with 'pip install drafttrace[plot]'.") from None
-    return Figure(figsize=size, layout="constrained")
+        raise DrafttraceError(
+            "Plots need matplotlib, which is not installed; pip install 'drafttrace[plot]'."
+        ) from None
+    return NotebookFigure(figsize=size, layout="constrained")

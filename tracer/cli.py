@@ -15,6 +15,7 @@ from drafttrace.tracer import interrupts, log
 from drafttrace.tracer.commands.common import Verbose, examples, flowing
 from drafttrace.tracer.errors import DrafttraceError
 from drafttrace.tracer.plain_options import command_of
+from drafttrace.tracer.shell_completion import settle_shell
 from drafttrace.tracer.terminal import OutputLost, check_output, prepare_streams
 from drafttrace.tracer.usage_errors import asks_for_help, is_usage_error, keep_values, sentence_of
 
@@ -154,6 +155,7 @@ def _run() -> None:
     if names is COMMANDS or _SHORT.issuperset(names):
         gc.disable()
     try:
+        settle_shell(sys.argv[1:])
         command = keep_values(command_of(globals().get("app") or build(names)))
         code = (_offering(command) if _completes() else command)(standalone_mode=False)
         check_output()

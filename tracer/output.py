@@ -188,6 +188,32 @@ def byte_progress(label: str, *, quiet: bool = False) -> Iterator[Callable[[int,
 
 
 @contextmanager
+def sample_progress(*, quiet: bool = False, at_once: bool = True) -> Iterator[Callable[[int, int], None] | None]:
+    """A bar of samples on stderr, only where that is a terminal; yields ``update(done, total)`` or None.
+
+    at_once: also before the first update, while what goes before the samples is read.
+    """
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
+        task = bar.add_task("samples", total=None, visible=at_once)
+        yield lambda done, total: bar.update(task, completed=done, total=total, visible=True)
+
+
+def spinner() -> str:
+    """The name of rich's spinner that standard error can show: dots of braille, or a line that turns."""
+    try:
+        "\N{BRAILLE PATTERN DOTS-124}".encode(getattr(sys.stderr, "encoding", None) or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return "line"
+    return "dots"
+
+
+@contextmanager
 def status(label: str, *, quiet: bool = False, after: float = 0.0) -> Iterator[None]:
     """A spinner on stderr while something runs, only where that is a terminal. after: seconds that it may take unseen."""
     if quiet or not sys.stderr.isatty():
@@ -198,7 +224,7 @@ def status(label: str, *, quiet: bool = False, after: float = 0.0) -> Iterator[N
     shown: list[Status] = []
 
     def show() -> None:
-        shown.append(console(stderr=True).status(label))
+        shown.append(console(stderr=True).status(label, spinner=spinner()))
         shown[0].start()
 
     timer = threading.Timer(after, show)

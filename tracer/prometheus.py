@@ -83,7 +83,7 @@ def _sample(name: str, labels: Mapping[str, str], value: float) -> tuple[str, st
 
 
 def serve(metrics: Metrics, address: str) -> ThreadingHTTPServer:
-    """Answer ``GET /metrics`` at ``PORT`` or ``HOST:PORT`` from a thread of its own, until ``shutdown``.
+    """Answer ``GET`` and ``HEAD /metrics`` at ``PORT`` or ``HOST:PORT`` from a thread of its own, until ``shutdown``.
 
     Only this machine can ask unless a host is given. Raises DrafttraceError for an address that cannot be used.
     """
@@ -104,13 +104,20 @@ def serve(metrics: Metrics, address: str) -> ThreadingHTTPServer:
 def _handler(metrics: Metrics) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            self.wfile.write(self._begin())
+
+        def do_HEAD(self) -> None:
+            self._begin()
+
+        def _begin(self) -> bytes:
+            """Send the status and the headers; the body that belongs to them."""
             found = self.path.split("?")[0] in {"/metrics", "/"}
             body = metrics.text().encode() if found else b"look at /metrics\n"
             self.send_response(200 if found else 404)
             self.send_header("Content-Type", CONTENT_TYPE)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            self.wfile.write(body)
+            return body
 
         def log_message(self, *args: object) -> None:
             return

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -121,7 +119,7 @@ def audit(
     )
     order = Order(folder, against, out, format_name, workers, ray, limit, force)
     try:
-        with _bar(quiet) as progress:
+        with output.sample_progress(quiet=quiet) as progress:
             run(order, settings, progress)
     except KeyboardInterrupt:
         interrupts.take()
@@ -129,22 +127,6 @@ def audit(
     summary = summarise(out)
     output.emit(json_out, summary.to_json, lambda: render(summary, output.console()), quiet=quiet)
     raise typer.Exit(summary.exit_code)
-
-
-@contextmanager
-def _bar(quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
-    """A progress bar on stderr, only where that is a terminal."""
-    import sys
-
-    if quiet or not sys.stderr.isatty():
-        yield None
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("samples"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=output.console(stderr=True), transient=True) as bar:
-        task = bar.add_task("samples", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def add_to(app: typer.Typer) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -53,20 +50,6 @@ class Loss(StrEnum):
     LATER_PASSES = "later-passes"
     OTHER_FIELDS = "other-fields"
     VALUE_CHECKS = "value-checks"
-
-
-@contextmanager
-def _progress(quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar of samples on stderr, only where that is a terminal."""
-    if quiet or not sys.stderr.isatty():
-        yield None
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=output.console(stderr=True), transient=True) as bar:
-        task = bar.add_task("samples", total=None, visible=False)
-        yield lambda done, total: bar.update(task, completed=done, total=total, visible=True)
 
 
 def convert(
@@ -120,7 +103,7 @@ def convert(
     output.refuse_twice(json_out, out)
     refuse_no_place(json_out)
     dump = said(hidden_size, layer_ids, slots, tokens, last, last_norm, mask, boundaries)
-    with _progress(quiet) as progress:
+    with output.sample_progress(quiet=quiet, at_once=False) as progress:
         written = write(
             source,
             out,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
@@ -59,12 +57,6 @@ def _typed(ids: Path | None, prompt: str | None, target: Path) -> list[Ints]:
 
         samples.append(np.array(load_encoder(target)(prompt), np.int64))
     return samples
-
-
-@contextmanager
-def _progress(quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
-    with output.byte_progress("samples", quiet=quiet) as update:
-        yield None if update is None else lambda done, total: update(done, total)
 
 
 def reference(
@@ -149,7 +141,7 @@ def reference(
     masks = [mask for source in read for mask in source.masks] + [None] * len(typed)
     if not samples:
         raise DrafttraceError("There are no tokens to run; give --from, --input-ids or --prompt.")
-    with _progress(quiet) as progress:
+    with output.sample_progress(quiet=quiet) as progress:
         paths = make_reference(
             target,
             samples,

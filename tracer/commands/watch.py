@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -147,10 +149,10 @@ def watch(
         output.check_appendable(Path(str(json_out)))
     values = prometheus.Metrics((COLD, WARM) if warm else (COLD,))
     server = prometheus.serve(values, metrics) if metrics is not None else None
-    _make(folder)
-    if not known:
-        _record_first(client, source, max_new_tokens, folder, place, token, timeout)
-    watched = canary_of(client, folder, place, warm, accept_drop, judged_by, token, timeout, keep_all, keep)
+    with _made(folder):
+        if not known:
+            _record_first(client, source, max_new_tokens, place, token, timeout)
+        watched = canary_of(client, folder, place, warm, accept_drop, judged_by, token, timeout, keep_all, keep)
     for told in canary.about_first(watched.first, watched.first_accept, max_new_tokens if known else None):
         print(told, file=sys.stderr, flush=True)
     if not quiet and json_out != "-":
@@ -165,35 +167,39 @@ def watch(
             server.server_close()
 
 
-def _make(folder: Path) -> None:
+@contextmanager
+def _made(folder: Path) -> Iterator[None]:
+    """The folder is there; what was made for it goes away again, as far as it is empty, where the block fails."""
+    made = [place for place in (folder, *folder.parents) if not place.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputExists(
             f"The folder '{folder}' cannot be made ({error.strerror}); give another --dir."
         ) from None
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            for place in made:
+                place.rmdir()
+        raise
 
 
 def _record_first(
     client: Client,
     source: Prompt | None,
     max_new_tokens: int | None,
-    folder: Path,
     place: Path,
     token: str | None,
     timeout: float,
 ) -> None:
-    """Record the first trace; an empty folder goes away again where nothing came of it."""
+    """Record the first trace."""
     chosen = source or Prompt(text=canary.PROMPT)
     taps = parse_taps("auto", None)
     # The canary's own prompt is answered past the end of the text: a model that has little to say draws no draft.
     new = Sampling(max_new_tokens=max_new_tokens or 64, ignore_eos=source is None)
-    try:
-        record_one(client, chosen, new, place, taps=taps, token=token, timeout=timeout, quiet=True)
-    except DrafttraceError:
-        if not any(folder.iterdir()):
-            folder.rmdir()
-        raise
+    record_one(client, chosen, new, place, taps=taps, token=token, timeout=timeout, quiet=True)
 
 
 def _tell_begin(watched: Canary, place: Path, known: bool, server: HTTPServer | None) -> None:

@@ -20,7 +20,7 @@ from drafttrace.tracer.dumps.registry import FieldMap, Request
 from drafttrace.tracer.inspect_render import render
 from drafttrace.tracer.open import open_numbered
 from drafttrace.tracer.position_rows import TakenRows, position_rows
-from drafttrace.tracer.row_place_checks import placed_by_value
+from drafttrace.tracer.row_places import missing_rows
 from drafttrace.tracer.row_statistics import RowStatistics, row_statistics, statistics_together
 from drafttrace.tracer.rows import Rows
 from drafttrace.tracer.slot_norm_checks import ID as SLOT_NORM
@@ -151,8 +151,11 @@ def inspect_capture(
     capture, count = open_numbered(spec, format=format, sample=sample, mapping=mapping, request=asked)
     checks = declared_checks(capture, asked.layers) + check_stored_shift(capture)
     weights = None if target is None else TargetWeights(target)
-    capture, places = placed_by_value(capture, weights)
-    checks += places
+    if missing_rows(capture):
+        from drafttrace.tracer.row_place_checks import placed_by_value
+
+        capture, places = placed_by_value(capture, weights)
+        checks += places
     if weights is not None:
         checks += check_values(capture, weights)
     text = _text(capture, tokenizer or target, tokenizer is not None)

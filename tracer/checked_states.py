@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from drafttrace.tracer.capture import Ints
 from drafttrace.tracer.rows import Floats, Rows
-from drafttrace.tracer.target_weights import TargetWeights
+
+if TYPE_CHECKING:  # inspect looks at most files without a target
+    from drafttrace.tracer.target_weights import TargetWeights
+
+SLOT_NORM = "slot-norm"
+"""The check whether a slot that is declared B(n) stands after the final norm."""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,8 @@ from drafttrace.tracer.checked_states import Check, spread
 from drafttrace.tracer.convert_recording import is_trace
 from drafttrace.tracer.errors import DrafttraceError
 from drafttrace.tracer.rows import Rows
+from drafttrace.tracer.same_values import ID as SAME
+from drafttrace.tracer.same_values import same_value_checks
 
 BEYOND, TWICE, FIELD = "declared-boundary", "declared-twice", "declared-field"
 _ROWS = 64  # of a state that are held against those of another
@@ -39,7 +41,7 @@ def declared_checks(capture: Capture, layers: int | None) -> list[Check]:
     if n is not None:
         found += _beyond(capture, n)
     if not is_trace(capture):
-        found += _twice(capture)
+        found += [*_twice(capture), *same_value_checks(capture, n)]
     return found + [
         Check(FIELD, "manifest.json", "refuted", f"{wrong}.", {}) for wrong in capture.about.get("contradicted", ())
     ]
@@ -105,6 +107,9 @@ def contradictions(checks: Sequence[Check], name: str) -> list[str]:
             said.append(f"the target has no {k}")
         elif check.id == TWICE and check.verdict == "refuted" and name in {check.subject, check.evidence["other"]}:
             said.append(f"two states of other values are declared {k}")
+        elif check.id == SAME and check.verdict == "refuted" and name in {check.subject, check.evidence["other"]}:
+            other = check.evidence["other"] if name == check.subject else check.subject
+            said.append(f"its values are those of {other}")
     return list(dict.fromkeys(said))
 
 
@@ -117,8 +122,16 @@ def with_declared_notes(capture: Capture, layers: int | None) -> Capture:
 def refuse_beyond(capture: Capture, layers: int | None) -> None:
     """Raise DrafttraceError for a boundary that the target does not have."""
     option = "--boundaries" if capture.format == "MAPPED" else "--layer-ids"
+    slots = {slot.name for slot in capture.slots}
     for check in declared_checks(capture, layers):
-        if check.is_problem and check.id not in {TWICE, FIELD}:
+        if (
+            check.is_problem and check.id == SAME and check.evidence["other"] in slots
+        ):  # a last state may be left out
+            raise DrafttraceError(
+                f"What is said of the states of '{capture.path}' is wrong: {check.summary.rstrip('.')}; dump it again, or "
+                "give up what its slots are called with --lose layer-ids."
+            )
+        if check.is_problem and check.id not in {TWICE, SAME, FIELD, "assumed-default"}:
             raise DrafttraceError(
                 f"'{capture.path}' does not fit the target: {check.summary.rstrip('.')}; say others with {option}, or "
                 "give the target of the dump."

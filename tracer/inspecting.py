@@ -14,6 +14,7 @@ import numpy as np
 from drafttrace.tracer.assumed_checks import default_refuted, judged
 from drafttrace.tracer.boundary import LAST_STATE, boundary_name, wiring_name
 from drafttrace.tracer.capture import Accepted, Capture, Norm, Phase, Slot
+from drafttrace.tracer.checked_states import SLOT_NORM, Check
 from drafttrace.tracer.declared_checks import contradictions, declared_checks
 from drafttrace.tracer.dumps.build import UncutRows, assumed_wiring
 from drafttrace.tracer.dumps.registry import FieldMap, Request
@@ -23,9 +24,6 @@ from drafttrace.tracer.position_rows import TakenRows, position_rows
 from drafttrace.tracer.row_places import missing_rows
 from drafttrace.tracer.row_statistics import RowStatistics, row_statistics, statistics_together
 from drafttrace.tracer.rows import Rows
-from drafttrace.tracer.slot_norm_checks import ID as SLOT_NORM
-from drafttrace.tracer.target_weights import TargetWeights, said_of
-from drafttrace.tracer.value_checks import Check, check_stored_shift, check_values
 
 __all__ = ["Inspection", "StateView", "inspect_capture", "render"]
 
@@ -147,19 +145,40 @@ def inspect_capture(
     target: folder of the target, for the checks by value. tokenizer: folder with tokenizer.json; default the target.
     Raises DrafttraceError where the file cannot be read.
     """
-    asked = dataclasses.replace(said_of(target, request or Request()), lenient=True)
+    asked = dataclasses.replace(_said(target, request or Request()), lenient=True)
     capture, count = open_numbered(spec, format=format, sample=sample, mapping=mapping, request=asked)
-    checks = declared_checks(capture, asked.layers) + check_stored_shift(capture)
-    weights = None if target is None else TargetWeights(target)
-    if missing_rows(capture):
-        from drafttrace.tracer.row_place_checks import placed_by_value
-
-        capture, places = placed_by_value(capture, weights)
-        checks += places
-    if weights is not None:
-        checks += check_values(capture, weights)
+    checks = declared_checks(capture, asked.layers)
+    capture, by_value = _by_value(capture, target)
+    checks += by_value
     text = _text(capture, tokenizer or target, tokenizer is not None)
     return _inspection(capture, count, checks, text, target)
+
+
+def _said(target: Path | None, asked: Request) -> Request:
+    if target is None:
+        return asked
+    from drafttrace.tracer.target_weights import said_of
+
+    return said_of(target, asked)
+
+
+def _by_value(capture: Capture, target: Path | None) -> tuple[Capture, list[Check]]:
+    """The capture with its rows at their tokens, and the checks by value; those of most files need a target, and their
+    modules are imported with one."""
+    checks: list[Check] = []
+    if target is None and not missing_rows(capture) and "next_token_agreement" not in capture.about:
+        return capture, checks
+    from drafttrace.tracer.row_place_checks import placed_by_value
+    from drafttrace.tracer.target_weights import TargetWeights
+    from drafttrace.tracer.value_checks import check_stored_shift, check_values
+
+    checks += check_stored_shift(capture)
+    weights = None if target is None else TargetWeights(target)
+    capture, places = placed_by_value(capture, weights)
+    checks += places
+    if weights is not None:
+        checks += check_values(capture, weights)
+    return capture, checks
 
 
 def _rows(count: int, first: int | None) -> str:

@@ -11,11 +11,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from drafttrace.tracer.boundary import boundary_name
-from drafttrace.tracer.checked_states import Check, CheckedState, number, spread
+from drafttrace.tracer.checked_states import SLOT_NORM, Check, CheckedState, number, spread
 from drafttrace.tracer.last_state_checks import is_normed, size_without_gain
 from drafttrace.tracer.target_weights import TargetWeights
 
-ID = "slot-norm"
 _FEWEST, _MOST = 4, 64  # rows that are looked at
 
 
@@ -35,4 +34,4 @@ def slot_norm_checks(states: list[CheckedState], target: TargetWeights) -> Itera
                 f"{state.name} is declared {name}, the stream before the final norm, and stands after it (RMS "
                 f"{float(np.median(rms)):.3g} without the norm's gain): it is the last state of transformers, no boundary."
             )
-            yield Check(ID, state.name, "refuted", summary, evidence)
+            yield Check(SLOT_NORM, state.name, "refuted", summary, evidence)

@@ -12,7 +12,6 @@ from drafttrace.tracer.assumed_checks import assumed_checks
 from drafttrace.tracer.boundary import boundary_name
 from drafttrace.tracer.capture import Capture, Ints
 from drafttrace.tracer.checked_states import Check, CheckedState, number
-from drafttrace.tracer.embedding_checks import embedding_checks, stored_embedding_checks
 from drafttrace.tracer.last_state_checks import last_state_checks
 from drafttrace.tracer.position_rows import position_rows
 from drafttrace.tracer.slot_norm_checks import slot_norm_checks
@@ -23,6 +22,8 @@ __all__ = ["Check", "check_stored_shift", "check_values"]
 
 def check_values(capture: Capture, target: TargetWeights) -> list[Check]:
     """Every check that the capture allows. Raises UnreadableFile for a damaged checkpoint."""
+    from drafttrace.tracer.embedding_checks import embedding_checks, stored_embedding_checks  # with a target only
+
     states = [
         CheckedState(slot.name, slot.rows, slot.boundary, False, position_rows(capture, slot.name))
         for slot in capture.slots

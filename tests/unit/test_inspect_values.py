@@ -348,7 +348,7 @@ def test_declared_sources_that_the_values_refute_say_so(sample: Sample, tmp_path
     assert source_of(found, "hidden_states[3]").startswith("REFUTED by value (it stands after the final norm)")
     inner = v1(tmp_path, sample, [sample.b2, sample.b8, sample.b13, sample.b2], [1, 7, 12, 15])
     assert "it is no last state" in source_of(inner, "hidden_states[3]")
-    declared = v1(tmp_path, sample, [sample.b2, sample.b8, sample.b13, sample.b2], [1, 7, 12, 13])
+    declared = v1(tmp_path, sample, [sample.b2, sample.b8, sample.b13, sample.b2 * 1.5], [1, 7, 12, 13])
     assert source_of(declared, "hidden_states[3]").startswith("speculators v1")  # an inner layer by its own word
 
 

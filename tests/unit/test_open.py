@@ -344,3 +344,15 @@ def test_the_sample_of_left_is_found_by_the_tokens_of_the_reference() -> None:
             compare_paths(dump, f"{dump}#{sample}")
     with pytest.raises(DrafttraceError, match=r"hold several samples each; .* PATH#i"):
         compare_paths(dump, dump)
+
+
+def test_a_text_that_no_sample_holds_is_not_taken_for_the_nearest(tmp_path: Path) -> None:
+    """Only the system prompt was shared, and ``diff`` called it template-divergence, confidence 0.97, of sample #0."""
+    system = list(range(1000, 1026))
+    for k in range(3):
+        hs_file(tmp_path / f"hs_{k}.safetensors", [*system, *text_of(k)])
+    with pytest.raises(NothingToCompare, match=r"No sample of .* shares the first 31 of .*name the sample, as"):
+        find_sample(str(tmp_path), of_tokens([*system, *text_of(7)]))
+    assert find_sample(str(tmp_path), of_tokens([*system, *text_of(1)])) == 1
+    diverging = [*system, *text_of(1)[:12], 77, *text_of(1)[12:]]  # the same prompt, in another template
+    assert find_sample(str(tmp_path), of_tokens(diverging)) == 1

@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import os
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,8 @@ LENGTHS = (
     8192,
 )
 STARTS = (0, 1)
+_RIVALS = 8  # other samples that are held against the tokens
+_OWN = 4  # tokens of a text that it shares with no other
 _ASKED = 8  # samples of an unreadable folder that are asked why
 _VERSION = 4
 _MULTIPLIER = 6364136223846793005  # Knuth's MMIX generator
@@ -120,12 +123,46 @@ def _matching(collection: Collection, known: Ints, like: Capture, listed: list[E
     if len(finalists) > 1:
         finalists = _most_alike(collection, finalists, known)
     if len(finalists) > 1:
+        _refuse_other_text(collection, finalists[0], best, known, like)
         numbers = ", ".join(f"#{collection.refs[index].number}" for index in finalists[:5])
         raise NothingToCompare(
             f"Samples {numbers} of '{collection.path}' share equally many tokens with '{like.path}'; name one of them."
         )
     found = collection.refs[finalists[0]]
+    _refuse_other_text(collection, finalists[0], best, known, like)
     return found.number, _still_holds(collection, found, listed[finalists[0]])
+
+
+def _refuse_other_text(
+    collection: Collection, nearest: int, best: Mapping[int, int], known: Ints, like: Capture
+) -> None:
+    """Raise NothingToCompare where the nearest sample goes on otherwise than the tokens do, and shares no more with them
+    than another sample does: what a system prompt gives every text. Then they are in no sample, or all of the template is
+    another one."""
+    try:
+        tokens = sample_tokens(collection, collection.refs[nearest])
+    except DrafttraceError:  # it became unreadable since it was indexed, which whoever reads it next says
+        return
+    common = _common(tokens, known)
+    if common >= min(len(tokens), len(known)) - 1:
+        return
+    others = sorted((index for index in best if index != nearest), key=lambda index: -best[index])[:_RIVALS]
+    shared: list[int] = []
+    for index in others:
+        with contextlib.suppress(DrafttraceError):
+            shared.append(_common(sample_tokens(collection, collection.refs[index]), known))
+    if not shared or common - max(shared) >= _OWN:
+        return
+    number = collection.refs[nearest].number
+    raise NothingToCompare(
+        f"No sample of '{collection.path}' holds the tokens of '{like.path}': the nearest, #{number}, shares the first "
+        f"{common} of {len(known)}, and another {max(shared)}; give the dump of this text, or, where only the chat "
+        f"template differs, name the sample, as '{collection.path}#{number}'."
+    )
+
+
+def _common(tokens: Ints, known: Ints) -> int:
+    return max(common_prefix(tokens[a:], known[b:]) for a in STARTS for b in STARTS)
 
 
 def _still_holds(collection: Collection, ref: SampleRef, entry: Entry) -> bool:

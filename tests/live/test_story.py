@@ -235,7 +235,9 @@ def test_another_prompts_dump_is_no_comparison(served: Any, pairs: Mapping[str, 
     out = tmp_path / "t.h5"
     done = drafttrace("record", "--url", served("tiny-llama").url, "--prompt", "Zebra quilts", "-o", out)
     assert done.returncode == 0, done.stderr
-    done = drafttrace("diff", out, pair.dump, "--json", "-")
+    done = drafttrace("diff", out, pair.dump)  # whose samples share no more with it than with each other
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    done = drafttrace("diff", out, f"{pair.dump}#0", "--json", "-")
     assert done.returncode == 2
     result = json.loads(done.stdout)
     assert result["verdict"] == "incomparable"

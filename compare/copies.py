@@ -11,6 +11,7 @@ from drafttrace.compare.measured import MeasuredSlot
 from drafttrace.compare.padding import find_leaks
 from drafttrace.compare.repeats import find_borrowed, find_repeats
 from drafttrace.compare.result import SlotResult
+from drafttrace.compare.right_repeats import Compared, right_left_out, without_start
 from drafttrace.compare.rowblocks import RowMap
 from drafttrace.compare.rowmap import find_row_map
 from drafttrace.compare.same_token import NO_COPIES, SameToken
@@ -24,12 +25,17 @@ def look_for_copies(
     maps: Sequence[RowMap] = (),
     odd: Sequence[RowFacts] = (),
     same: SameToken = NO_COPIES,
+    compared: Compared | None = None,
 ) -> CopyFacts:
-    """The facts. others: traces of other requests. maps, odd, same: of the slots, where they were compared."""
+    """The facts. others: traces of other requests. maps, odd, same, compared: of the slots, where they were compared."""
     wanted = {rows.slot: rows.odd_rows for rows in odd if rows.odd_rows}
+    ours = without_start(find_repeats(left), left)
+    theirs = without_start(find_repeats(reference), reference) if reference is not None else ()
+    if compared is not None:
+        ours, theirs = right_left_out(ours, theirs, compared)
     return CopyFacts(
-        left=(*find_repeats(left), *same.left),
-        reference=(*(find_repeats(reference) if reference is not None else ()), *same.reference),
+        left=(*ours, *same.left),
+        reference=(*theirs, *same.reference),
         borrowed=find_borrowed(left, others, wanted),
         maps=tuple(maps),
         leaks=find_leaks(left),

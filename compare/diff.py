@@ -27,6 +27,7 @@ from drafttrace.compare.oddrows import row_facts
 from drafttrace.compare.partfits import fit_parts, whole_slots
 from drafttrace.compare.ranks import RankFacts, RankRows, compare_hashes, find_partial_sum
 from drafttrace.compare.result import EXIT_CODES, FAULT, Result, SlotResult
+from drafttrace.compare.right_repeats import Compared
 from drafttrace.compare.rope_facts import RopeTrial
 from drafttrace.compare.same_token import find_same_token
 from drafttrace.compare.sample import MIN_ROWS
@@ -99,12 +100,13 @@ def diff(
     further = tuple(_judged(beside, location, judging))
     odd_beside = tuple(row_facts(slot, thresholds) for slot in beside)
     del beside
+    compared = Compared(left, reference, alignment, (*slots, *further))
     partial = find_partial_sum(left, rank_traces, reference, location.sample)
     work = _Work(
         left=left,
         reference=reference,
         alignment=alignment,
-        copies=look_for_copies(left, reference, others, maps, odd, same),
+        copies=look_for_copies(left, reference, others, maps, odd, same, compared),
         location=location,
         slots=slots,
         others=further,

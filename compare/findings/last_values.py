@@ -48,13 +48,7 @@ def find(facts: Facts) -> Iterator[Finding]:
 def _by_the_other(facts: Facts, stream: StreamFacts) -> bool:
     """Whether the last state is explained by the other side's, and not by a sweep."""
     other = _capture(facts, "reference" if stream.side == "left" else "left").last
-    swept = stream.located is not None and facts.atlas == stream.side
-    return (
-        stream.explanation is not None
-        and other is not None
-        and stream.explanation.target == other.name
-        and not swept
-    )
+    return stream.explanation is not None and other is not None and stream.explanation.target == other.name
 
 
 def _score(stream: StreamFacts) -> float:

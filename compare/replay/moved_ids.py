@@ -33,25 +33,27 @@ _ROWS, _TEXTS, _ORDERS = 1024, 8, 24
 def moved(capture: Capture, places: int) -> Capture:
     """The capture with its state of position t beside the token of position t + ``places``; the rows stay as they are.
 
-    Places before the text hold its first token, and count for nothing.
+    Places before the text hold its first token, and count for nothing. Tokens after the one that follows the last row go:
+    more tokens than rows would look like a dump whose other rows a prefix cache held.
     """
     if places >= 0:
         mask = None if capture.mask is None else capture.mask[places:]
         tokens = capture.tokens[places:]
     else:
         before = np.repeat(capture.tokens[:1], -places)
-        tokens = np.concatenate((before, capture.tokens))
+        most = max(len(capture.table) + 1, len(capture.tokens))
+        tokens = np.concatenate((before, capture.tokens))[:most]
         mask = (
             None
             if capture.mask is None
-            else np.concatenate((np.zeros_like(capture.mask, shape=-places), capture.mask))
+            else np.concatenate((np.zeros_like(capture.mask, shape=-places), capture.mask))[:most]
         )
     length, prompt = capture.valid_length, capture.prompt_length
     return replace(
         capture,
         tokens=tokens,
         mask=mask,
-        valid_length=max(1, length - places) if length else length,
+        valid_length=min(len(tokens), max(1, length - places)) if length else length,
         prompt_length=None if prompt is None else max(0, prompt - places),
     )
 

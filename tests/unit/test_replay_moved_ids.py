@@ -13,6 +13,7 @@ from drafttrace.compare.replay.moved_ids import moved
 from drafttrace.compare.replay.run import replay
 from drafttrace.tracer.capture import Capture
 from drafttrace.tracer.open import open_capture
+from drafttrace.tracer.row_places import missing_rows
 from drafttrace.tracer.rows import ArrayRows, DType
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -90,3 +91,12 @@ def test_moved_keeps_tokens_and_mask_together(world: World, places: int) -> None
     assert found.mask is not None and (found.tokens[row] == world.tokens[row + places]).all()
     assert (found.mask[row] == mask[row + places]).all()
     assert found.valid_length == 100 - places and found.prompt_length == 10 - places
+
+
+@pytest.mark.parametrize("places", [-2, -3])
+def test_a_moved_dump_is_none_with_rows_that_a_cache_held(places: int) -> None:
+    """Ids rolled by -2 were not found: two tokens more than rows were refused as another fault of a dump."""
+    dump = open_capture(str(KIMI / "dump/data_0.pt"))
+    found = moved(dump, places)
+    assert missing_rows(dump) == missing_rows(found) == 0
+    assert len(found.tokens) <= len(dump.table) + 1

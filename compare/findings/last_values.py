@@ -48,7 +48,13 @@ def find(facts: Facts) -> Iterator[Finding]:
 def _by_the_other(facts: Facts, stream: StreamFacts) -> bool:
     """Whether the last state is explained by the other side's, and not by a sweep."""
     other = _capture(facts, "reference" if stream.side == "left" else "left").last
-    return stream.explanation is not None and other is not None and stream.explanation.target == other.name
+    swept = stream.located is not None and facts.atlas == stream.side
+    return (
+        stream.explanation is not None
+        and other is not None
+        and stream.explanation.target == other.name
+        and not swept
+    )
 
 
 def _score(stream: StreamFacts) -> float:

@@ -179,9 +179,3 @@ def test_a_slot_in_two_phases_was_named_twice() -> None:
     """'slots 0, 1, 1 and 2'."""
     assert name_slots([0, 1, 1, 2]) == "slots 0, 1 and 2"
     assert finding("norm-extra", "x", slots=[0, 1, 1, 2]).slots == (0, 1, 2)
-
-
-def test_the_final_norm_twice_is_told_of_the_side_that_has_it() -> None:
-    """The server's last state is no wrong one for being explained by the dump's."""
-    twice = over_last(lambda x: rms(x) * WORLD.norm_weight)(dump("post"))
-    assert ids(diff(served(WORLD, WIRING), twice)) == ["norm-extra"]

@@ -21,7 +21,6 @@ from drafttrace.compare.grids import Grid, find_grids
 from drafttrace.compare.hypotheses import PER_CHANNEL, Doubles
 from drafttrace.compare.inside import InsideFacts, look_inside
 from drafttrace.compare.judge import MISMATCH, counted, overall, summary_of
-from drafttrace.compare.last_fits import with_last_fits
 from drafttrace.compare.masks import find_mask_shifts
 from drafttrace.compare.measured import MeasuredSlot, measured_others, measured_slots
 from drafttrace.compare.oddrows import row_facts
@@ -88,9 +87,7 @@ def diff(
     if len(alignment) == 0:
         copies = look_for_copies(left, None, others)
         return _finish(_Work(left, reference, alignment, copies, ranks=between), judging)
-    location = with_last_fits(
-        locate_all(alignment, sides, thresholds), left, reference, sides, bool(alignment.shift)
-    )
+    location = locate_all(alignment, sides, thresholds)
     measured = tuple(measured_slots(left, sides, alignment, location))
     slots = tuple(_judged(measured, location, judging))
     location = with_small_fits(location, slots, sides, alignment, left.table.token_id, judging.floor)

@@ -42,8 +42,7 @@ class StreamFacts:
     """What one slot (index >= 0) or the last state (index -1) of one side is.
 
     boundary and by ("value" or "declared") say where it stands; explanation is set where it stands there only after
-    a transformation. broken: most of its rows are zero or not finite. unlike: relative L2 that any norm of B(n) leaves of a
-    last state behind the final norm, where that is too much; else 0.
+    a transformation. broken: most of its rows are zero or not finite.
     """
 
     side: str
@@ -55,7 +54,6 @@ class StreamFacts:
     located: Located | None
     explanation: Explanation | None
     broken: bool = False
-    unlike: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -230,16 +228,11 @@ class Facts:
 
 
 def layers_of(left: Capture, reference: Capture | None) -> int | None:
-    """Number of decoder layers n of the target, by a trace's wiring block, a reference's own word or a target
-    config; None if nothing says so."""
+    """Number of decoder layers n of the target, by a trace's wiring block or a target config; None if nothing says so."""
     for capture in (left, reference):
         wiring = capture.about.get("wiring") if capture is not None else None
         if isinstance(wiring, Mapping) and isinstance(wiring.get("n"), int):
             return int(wiring["n"])
-    for capture in (left, reference):
-        told = capture.about.get("target_layers") if capture is not None else None
-        if isinstance(told, int):
-            return told
     for capture in (left, reference):
         config = capture.about.get("target_config") if capture is not None else None
         if isinstance(config, Mapping):

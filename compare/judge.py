@@ -15,11 +15,9 @@ from drafttrace.compare.result import (
     Finding,
     Judged,
     Result,
-    RowPart,
     SideInfo,
     SlotResult,
 )
-from drafttrace.compare.taps import LAST
 from drafttrace.compare.thresholds import Limits, Thresholds, slot_limits
 from drafttrace.tracer.errors import DrafttraceError
 
@@ -50,31 +48,16 @@ def judge_slot(slot: SlotResult, thresholds: Thresholds) -> SlotResult:
     else:
         verdict = MATCH
     levels = {part.level for part in slot.parts}
-    if any(part.level == "noise" and not scattered(slot, part, thresholds) for part in slot.parts):
-        verdict = MISMATCH if verdict in {MATCH, NOISE} else verdict
-    elif ("noise" in levels and verdict == MATCH) or (
-        ("match" in levels or slot.outlier_rows) and verdict == MATCH
-    ):
+    if "noise" in levels and verdict in {MATCH, NOISE}:
+        verdict = MISMATCH
+    elif ("match" in levels or slot.outlier_rows) and verdict == MATCH:
         verdict = NOISE
     return replace(slot, verdict=verdict, judged=Judged(rel, limits.match, limits.noise, limits.against))
 
 
-def scattered(slot: SlotResult, part: RowPart, thresholds: Thresholds) -> bool:
-    """Whether these rows of the last state are what routers of a mixture of experts make of two number formats: here and
-    there a token goes to another expert, and the layers behind that widen the gap. No row of them holds something else."""
-    return slot.slot == LAST and part.kind == "spread" and part.rel_l2 <= thresholds.noise and not slot.outlier_rows
-
-
 def counted(slots: Sequence[SlotResult], others: Sequence[SlotResult], left_slots: int) -> tuple[SlotResult, ...]:
-    """The states whose levels make the verdict: the slots, and what else differs by noise, which is no match; where the
-    left side has no slots, all that was compared besides."""
-    beside = others if not (slots or left_slots) else [state for state in others if state.verdict == NOISE]
-    return (*slots, *beside)
-
-
-def last_untold(left: str | None, reference: SideInfo | None, others: Sequence[int]) -> bool:
-    """Whether both sides have a last state, and nothing was compared with it."""
-    return left is not None and reference is not None and reference.last is not None and LAST not in others
+    """The states whose levels make the verdict: the slots; where the left side has none, what was compared besides."""
+    return tuple(slots) if slots or left_slots else tuple(others)
 
 
 def overall(slots: Sequence[SlotResult], findings: Sequence[Finding], compared: bool) -> str:
@@ -122,8 +105,7 @@ def rejudge(result: Result, thresholds: Thresholds) -> Result:
         found += few_rows(slots, thresholds, found)
         found, covered = with_unexplained(found, slots, others, thresholds)
         beside = tuple(state.slot for state in others)
-        untold = last_untold(result.left.last, result.reference, beside)
-        ending = Ending(result.acceptance, len(slots), beside, result.reference is None, thresholds, judged, untold)
+        ending = Ending(result.acceptance, len(slots), beside, result.reference is None, thresholds, slots)
         found += cautious(conclusion(ending, found, overall(judged, found, compared)), slots)
     findings = in_order(found)
     verdict = overall(judged, findings, compared)

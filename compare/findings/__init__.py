@@ -19,7 +19,6 @@ from drafttrace.compare.findings.own_rows import without_repeats
 from drafttrace.compare.findings.part_rows import without_wholes
 from drafttrace.compare.judge import counted, overall
 from drafttrace.compare.result import Finding
-from drafttrace.compare.taps import LAST
 
 _loaded = False
 
@@ -49,9 +48,7 @@ def diagnose(facts: Facts, compared: bool) -> tuple[tuple[Finding, ...], tuple[F
         found, covered = with_unexplained(found, facts.slots, facts.others, facts.thresholds)
         beside = tuple(state.slot for state in facts.others)
         alone = facts.reference is None
+        ending = Ending(facts.acceptance, len(facts.slots), beside, alone, facts.thresholds, facts.slots)
         judged = counted(facts.slots, facts.others, len(facts.left.slots))
-        lasts = (facts.left.last, facts.reference.last if facts.reference is not None else None)
-        untold = None not in lasts and LAST not in beside
-        ending = Ending(facts.acceptance, len(facts.slots), beside, alone, facts.thresholds, judged, untold)
         found += cautious(conclusion(ending, found, overall(judged, found, compared)), facts.slots)
     return in_order(found), covered

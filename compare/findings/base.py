@@ -70,7 +70,7 @@ def finding(
         kind=class_of(name),
         severity=severity,
         confidence=round(min(1.0, max(0.0, confidence)), 3),
-        slots=tuple(dict.fromkeys(slots)),
+        slots=tuple(slots),
         summary=in_number(summary),
         evidence=dict(evidence or {}),
         remedy=in_number(remedy),
@@ -96,7 +96,7 @@ def boundary_list(boundaries: Iterable[int | None]) -> list[str]:
 
 def name_slots(slots: Iterable[int]) -> str:
     """``slot 1``, ``slots 0 and 2``, ``slots 0, 1 and 2``."""
-    names = [str(s) for s in dict.fromkeys(slots)]  # two findings of one slot may be told together
+    names = [str(s) for s in slots]
     if len(names) == 1:
         return f"slot {names[0]}"
     return f"slots {', '.join(names[:-1])} and {names[-1]}"

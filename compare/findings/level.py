@@ -23,7 +23,6 @@ from drafttrace.compare.findings.accept_lengths import (
 from drafttrace.compare.findings.base import finding, name_slots
 from drafttrace.compare.findings.noise import blurred, unstructured
 from drafttrace.compare.findings.open_rows import flows_on, open_rows
-from drafttrace.compare.findings.row_words import LAST_UNTOLD
 from drafttrace.compare.outliers import outlier_positions
 from drafttrace.compare.part_words import levels_of, part_hint, part_level, part_name
 from drafttrace.compare.result import FAULT, NOTE, Acceptance, Finding, RowPart, SlotResult
@@ -85,8 +84,7 @@ _NAMES = {-1: "The last state", -2: "The embedding"}
 @dataclass(frozen=True)
 class Ending:
     """What a conclusion is drawn from. slots: how many were compared. others: what was compared besides, as slot numbers.
-    alone: there was no reference. states: those that make the verdict, judged.
-    last_untold: both sides have a last state, and nothing was compared with the reference's."""
+    alone: there was no reference. states: the slots, judged."""
 
     acceptance: Acceptance
     slots: int
@@ -94,7 +92,6 @@ class Ending:
     alone: bool
     thresholds: Thresholds
     states: Sequence[SlotResult] = ()
-    last_untold: bool = False
 
 
 def unexplained_of(slots: Sequence[SlotResult]) -> Finding:
@@ -256,13 +253,12 @@ def conclusion(ending: Ending, found: Sequence[Finding], verdict_without: str) -
         return (*notes, *more, *_uncovered(acceptance))
     head = "No fault is shown" if notes else "Nothing is wrong"
     head = "Both sides agree" if acceptance.between_traces else head
-    last = LAST_UNTOLD if ending.last_untold else ""
     undone = f" ({DRAFTS_APART})" if acceptance.between_traces else ""
     return (
         *notes,
         finding(
             "none",
-            f"{head}: all slots match, and {consumed}{undone}{_observed(acceptance)}.{last}",
+            f"{head}: all slots match, and {consumed}{undone}{_observed(acceptance)}.",
             slots=range(ending.slots),
             confidence=0.95,
             evidence=_evidence(acceptance),

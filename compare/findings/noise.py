@@ -9,7 +9,6 @@ from drafttrace.compare.findings.base import finder, finding, name_slots
 from drafttrace.compare.grids import by_slot
 from drafttrace.compare.part_words import part_level, part_name
 from drafttrace.compare.result import NOTE, Finding, SlotResult
-from drafttrace.compare.taps import LAST
 from drafttrace.compare.thresholds import BLURRED, ROUNDED
 from drafttrace.compare.vocabulary import Entry, register
 
@@ -34,10 +33,6 @@ _MOST = 0.35
 REPEATS = "the compared rows are of a few tokens that repeat, and do not tell boundaries apart"
 ORDINARY = "Compare a prompt of ordinary text, of some fifty tokens: it tells boundaries apart."
 _NAMES = {-1: "last state", -2: "embedding"}
-_ROUTED = (
-    "in a mixture of experts a router that sends a token elsewhere in another number format does that, and the layers "
-    "behind it widen the gap"
-)
 
 
 @finder(turn=25)
@@ -103,8 +98,7 @@ def unstructured(slots: Sequence[SlotResult], others: str) -> Finding:
     """Slots between the two limits, of which nothing else is known. others: what fc consumed, and the accept length."""
     noisy = [slot for slot in slots if slot.verdict == "noise"]
     told = [f"{_called(slot)}: {_level(slot)}" for slot in noisy]
-    clean = any(slot.slot >= 0 and slot not in noisy for slot in slots)
-    rest = f"; the {'other ' if any(s.slot >= 0 for s in noisy) else ''}slots match" if clean else ""
+    rest = "" if len(noisy) == len(slots) else "; the other slots match"
     return finding(
         "quantization-noise",
         f"No fault is shown, and no match either: the states differ by unstructured noise ({'; '.join(told)}{rest})"
@@ -160,6 +154,5 @@ def _level(slot: SlotResult) -> str:
     judged = slot.judged
     if judged.rel_l2 <= judged.match_limit and slot.parts:
         part = slot.parts[0]
-        routed = f"; {_ROUTED}" if slot.slot == LAST and part.level == "noise" else ""
-        return f"{part_name(part)}, {part_level(part)}, wrong above {judged.noise_limit:.3g}{routed}"
+        return f"{part_name(part)}, {part_level(part)}, wrong above {judged.noise_limit:.3g}"
     return f"median relative L2 {slot.rel_l2.p50:.3g}, {_limits(slot)}"

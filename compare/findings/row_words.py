@@ -28,9 +28,3 @@ def pass_of(row: RowAt) -> str:
 def row_place(row: RowAt) -> dict[str, int]:
     """Where a row stands, as evidence."""
     return {"position": row.position, "round": row.round, "frame": row.frame, "token_id": row.token_id}
-
-
-LAST_UNTOLD = (
-    " The last state was compared with nothing: the two stand on different sides of the final norm, and no layer sweep "
-    "holds the one between (record one with --boundaries all)."
-)

@@ -124,7 +124,7 @@ def find(facts: Facts) -> Iterator[Finding]:
     if facts.reference is None:
         return
     yield from _transformed(facts)
-    yield from last_norm(facts)
+    yield from _last_norm(facts)
 
 
 def _transformed(facts: Facts) -> Iterator[Finding]:
@@ -278,7 +278,7 @@ def _read(fit: Fit, facts: Facts) -> dict[str, Any]:
     return {"weight": reading.evidence if reading is not None else {"weights_tried": tried}}
 
 
-def last_norm(facts: Facts) -> Iterator[Finding]:
+def _last_norm(facts: Facts) -> Iterator[Finding]:
     """Final norm twice, missing, or with another gain in the reference's last state."""
     assert facts.reference is not None
     ours, theirs = facts.left.last, facts.reference.last

@@ -57,7 +57,10 @@ def large_h5(path: Path) -> Path:
             dataset = file.create_dataset(name, shape, np.float32, chunks=(128, parts * WIDTH), compression="lzf")
             for start in range(0, ROWS, 128):
                 rows = rng.standard_normal((128, 64), np.float32)
-                dataset[start : start + 128] = np.tile(rows, (1, shape[1] // 64))
+                # No two slots are equal: that would be a fault of the dump.
+                dataset[start : start + 128] = np.concatenate(
+                    [np.tile(rows * (k + 1), (1, WIDTH // 64)) for k in range(parts)], 1
+                )
     return path
 
 

@@ -26,7 +26,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -328,6 +328,17 @@ def models_of(pair: str) -> tuple[Path, Path] | None:
     return ROOT / "pairs" / pair / "target", ROOT / "pairs" / pair / "draft"
 
 
+def told(figures: Sequence[Figure], place: Path | None) -> int:
+    """Print the figures, and write them as JSON where a place is given. Exit code: 1 where one is worse than its limit."""
+    for figure in figures:
+        limit = "" if figure.limit is None else f"({'>=' if figure.at_least else '<='} {figure.limit:g})"
+        print(f"{'ok ' if figure.good else 'BAD'} {figure.name:72} {figure.value:9.3f} {limit:10} {figure.detail}")
+    if place is not None:
+        load = os.getloadavg()[0]
+        place.write_text(json.dumps({"load": load, "figures": [asdict(f) for f in figures]}, indent=1))
+    return int(not all(figure.good for figure in figures))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pair", action="append", choices=("tiny-llama", "tiny-kimi", "smol"))
@@ -344,15 +355,10 @@ def main() -> int:
             print(f"{pair} is left out: `python -m pairs.smol.fetch` was not run")
             continue
         figures += serving(pair, models, options.blocks, options.starts)
-    for figure in figures:
-        limit = "" if figure.limit is None else f"({'>=' if figure.at_least else '<='} {figure.limit:g})"
-        print(f"{'ok ' if figure.good else 'BAD'} {figure.name:72} {figure.value:9.3f} {limit:10} {figure.detail}")
+    code = told(figures, options.json)
     print("--debug-tensor-dump-output-folder: no number; in SGLang 0.5.23 it kills an EAGLE-3 server")
     print("    ('AuxHiddenStateList' object has no attribute 'cpu').")
-    if options.json:
-        load = os.getloadavg()[0]
-        options.json.write_text(json.dumps({"load": load, "figures": [asdict(f) for f in figures]}, indent=1))
-    return int(not all(figure.good for figure in figures))
+    return code
 
 
 if __name__ == "__main__":

@@ -13,21 +13,18 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import json
-import os
 import random
 import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict
 from pathlib import Path
 
 from sglang_cpu.arguments import cpu_args
 from sglang_cpu.server import CpuServer
 
-from bench.recorder import CLIENTS, IDLE, NONE, TOKENS, Figure, Run, crowd, models_of, untraced
+from bench.recorder import CLIENTS, IDLE, NONE, TOKENS, Figure, Run, crowd, models_of, told, untraced
 
 LIMIT = 0.99
 
@@ -101,13 +98,7 @@ def main() -> int:
             with tempfile.TemporaryDirectory() as folder:
                 starts.append(one_start(Path(folder), models, TOKENS.get(pair, 48), options.blocks, start))
         figures += figures_of(pair, starts)
-    for figure in figures:
-        limit = "" if figure.limit is None else f"(>= {figure.limit:g})"
-        print(f"{'ok ' if figure.good else 'BAD'} {figure.name:62} {figure.value:6.3f} {limit:9} {figure.detail}")
-    if options.json:
-        load = os.getloadavg()[0]
-        options.json.write_text(json.dumps({"load": load, "figures": [asdict(f) for f in figures]}, indent=1))
-    return int(not all(figure.good for figure in figures))
+    return told(figures, options.json)
 
 
 if __name__ == "__main__":

@@ -111,8 +111,8 @@ def _raise_again(_number: int, _frame: FrameType | None) -> None:
 
 @contextmanager
 def terminated_too() -> Iterator[None]:
-    """SIGTERM, with which systemd and docker end a command that runs for days, is Ctrl-C inside: what the command has asked
-    for elsewhere is taken back. Where somebody else handles it, nothing changes."""
+    """SIGTERM, with which systemd and docker end a command that runs for days, is Ctrl-C inside, with its exit
+    code: what the command has asked for elsewhere is taken back. Where somebody else handles it, nothing changes."""
     main = threading.current_thread() is threading.main_thread()
     if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
+import http.server
+import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -29,6 +37,60 @@ def test_a_refused_first_trace_leaves_no_folder(first: str, there: bool, tmp_pat
     asked = ["watch", str(tmp_path / first), "--url", "http://127.0.0.1:9", "--dir", str(folder), "--count", "1"]
     done = CliRunner().invoke(app, asked)
     assert done.exit_code and folder.exists() is folder.parent.exists() is there
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_a_watch_that_is_ended_in_its_first_trace_leaves_nothing(sent: signal.Signals, tmp_path: Path) -> None:
+    """`systemctl stop` during the first trace left that trace on the server, and an empty folder; Ctrl-C did not."""
+    asked: list[tuple[str, str]] = []
+    generating, over = threading.Event(), threading.Event()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def _answer(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            asked.append((self.command, self.path))
+            if self.path == "/generate":
+                generating.set()
+                over.wait(60)
+            told = {
+                "supported": True,
+                "sglang_version": "0.5.23",
+                "hooks": [],
+                "id": "one",
+                "rid": "drafttrace-one",
+            }
+            data = json.dumps(told).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                self.wfile.write(data)
+
+        do_GET = do_POST = do_DELETE = _answer
+
+        def log_message(self, *_: object) -> None:
+            return
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    folder = tmp_path / "canary"
+    command = [sys.executable, "-m", "drafttrace.tracer.cli", "watch", "--dir", str(folder)]
+    child = subprocess.Popen(
+        [*command, "--url", f"http://127.0.0.1:{server.server_port}"],
+        # A run of the tests in the background has Ctrl-C ignored, and would hand that down.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    try:
+        assert generating.wait(60) and folder.is_dir()
+        child.send_signal(sent)
+        assert child.wait(60) == 130
+    finally:
+        over.set()
+        child.kill()
+        server.shutdown()
+        server.server_close()
+    assert ("DELETE", "/drafttrace/traces/one") in asked and not folder.exists()
 
 
 def test_metrics_answer_head_requests() -> None:

@@ -149,18 +149,24 @@ def watch(
         output.check_appendable(Path(str(json_out)))
     values = prometheus.Metrics((COLD, WARM) if warm else (COLD,))
     server = prometheus.serve(values, metrics) if metrics is not None else None
-    with _made(folder):
-        if not known:
-            _record_first(client, source, max_new_tokens, place, token, timeout)
-        watched = canary_of(client, folder, place, warm, accept_drop, judged_by, token, timeout, keep_all, keep)
-    for told in canary.about_first(watched.first, watched.first_accept, max_new_tokens if known else None):
-        print(told, file=sys.stderr, flush=True)
-    if not quiet and json_out != "-":
-        _tell_begin(watched, place, known, server)
+    with interrupts.terminated_too(), _closed(server):
+        with _made(folder):
+            if not known:
+                _record_first(client, source, max_new_tokens, place, token, timeout)
+            watched = canary_of(client, folder, place, warm, accept_drop, judged_by, token, timeout, keep_all, keep)
+        for told in canary.about_first(watched.first, watched.first_accept, max_new_tokens if known else None):
+            print(told, file=sys.stderr, flush=True)
+        if not quiet and json_out != "-":
+            _tell_begin(watched, place, known, server)
+        runs = _run_all(watched, seconds, count, values, json_out, quiet)
+    raise typer.Exit(canary.exit_code(runs))
+
+
+@contextmanager
+def _closed(server: HTTPServer | None) -> Iterator[None]:
+    """The metrics' server ends with the block, however that ends."""
     try:
-        with interrupts.terminated_too():
-            runs = _run_all(watched, seconds, count, values, json_out, quiet)
-        raise typer.Exit(canary.exit_code(runs))
+        yield
     finally:
         if server is not None:
             server.shutdown()
